@@ -1,0 +1,38 @@
+//! The wire contract of Fresco: what travels on the bus, under which subjects, into which streams.
+//!
+//! This crate is the only place that knows the bytes. It does no I/O and has no runtime, so that both ends of
+//! every queue compile against the same types and a byte snapshot (`tests/bytes.rs`) can hold them still.
+//!
+//! Between roles travel metadata and prior tokens only (2 KB at 1024x1024), never latents, embeddings or raw
+//! pixels; the one large message is the encoded picture of a finished output.
+//!
+//! A published message version never changes: a new shape is a new `VERSION` beside the old one.
+
+#![deny(missing_docs)]
+
+mod codec;
+mod error;
+mod ids;
+mod image;
+mod job;
+pub mod limits;
+mod presence;
+mod prior;
+mod progress;
+mod result;
+mod subject;
+pub mod topology;
+
+pub use codec::{DecodeError, EncodeError, Message, decode, encode};
+pub use error::{ErrorCode, JobError};
+pub use ids::{IdError, JobId, OutputId, OutputIndex, PriorityClass, Seed, WorkerId};
+pub use image::{DenoiseParameters, ImageFormat, ImageSize, ParameterError};
+pub use job::{ArJob, DenoiseJob, JobRecord, OutputRequest};
+pub use presence::{CurrentWork, Role, WorkerPresence, WorkerState};
+pub use prior::{PriorTokens, PriorTokensError, PriorUsage};
+pub use progress::{Progress, Stage};
+pub use result::{EncodedImage, OutputResult, OutputTimings};
+pub use subject::{Prefix, Subject, SubjectError};
+
+/// Milliseconds since the Unix epoch, UTC: the one clock reading that crosses processes.
+pub type UnixMillis = u64;

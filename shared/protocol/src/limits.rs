@@ -1,0 +1,55 @@
+//! Every bound of the wire, by name. A limit that only one role enforces lives with that role.
+
+use std::time::Duration;
+
+/// Most outputs one request may ask for (`n` of the OpenAI Images API).
+pub const OUTPUTS_PER_JOB_MAX: u8 = 10;
+
+/// Longest prompt, in characters. OpenAI allows 32,000; the glyph encoder reads 2,048 bytes and the published AR
+/// model was trained on far shorter captions, so 8,192 leaves room without letting one prompt fill the KV cache.
+pub const PROMPT_CHARS_MAX: usize = 8_192;
+
+/// Width and height are multiples of this many pixels: one AR token covers 32 x 32.
+pub const SIDE_PIXELS_MULTIPLE: u32 = 32;
+
+/// Longest side, in pixels: the published VAE's and ViT's largest size is 2048.
+pub const SIDE_PIXELS_MAX: u32 = 2_048;
+
+/// Denoising steps. 1000 is the length of the training schedule: more steps would repeat timesteps.
+pub const STEPS_MAX: u16 = 1_000;
+
+/// Largest guidance scale. The published default is 1.5; above 20 every published picture is saturated noise.
+pub const GUIDANCE_SCALE_MAX: f64 = 20.0;
+
+/// Largest seed: torch's generators take an `i64`, and output `i` uses `seed + i`.
+pub const SEED_MAX: u64 = i64::MAX as u64;
+
+/// Largest message of any kind, in bytes; the server's `max_payload` must be at least this.
+pub const PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Largest encoded picture, in bytes: the payload limit less 64 KB for headers and the fields around it.
+pub const IMAGE_BYTES_MAX: usize = PAYLOAD_BYTES_MAX - 64 * 1024;
+
+/// Longest error text that is stored with a result, in characters.
+pub const ERROR_TEXT_CHARS_MAX: usize = 500;
+
+/// How long a message may stay with a worker that says nothing before the server gives it to another one.
+///
+/// 15 s suits one server; a cluster wants 30 s, because an election takes 4 to 8 s (measured, ARCHITECTURE.md).
+/// Workers read the value in force from their consumer, so changing a deployment never needs a new binary.
+pub const ACK_WAIT: Duration = Duration::from_secs(15);
+
+/// Progress acks go out this many times per ack deadline: two may be lost without losing the lease.
+pub const PROGRESS_PER_ACK_WAIT: u32 = 3;
+
+/// How long a finished result can be fetched.
+pub const RESULT_TTL: Duration = Duration::from_secs(60 * 60);
+
+/// How long a job may wait or run in total: no message outlives it in a queue.
+pub const JOB_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A worker that has not said it is alive for this long is gone.
+pub const PRESENCE_TTL: Duration = Duration::from_secs(15);
+
+/// Workers say they are alive this often: a third of [`PRESENCE_TTL`].
+pub const PRESENCE_PERIOD: Duration = Duration::from_secs(5);

@@ -1,0 +1,194 @@
+//! What a deployment needs on its broker, as data: streams, consumers, buckets. `messaging` creates and verifies it.
+//!
+//! | name  | kind          | holds                                   | ends when                       |
+//! |-------|---------------|-----------------------------------------|---------------------------------|
+//! | `AR`  | work queue    | one message per request                 | its denoise messages are stored |
+//! | `DN`  | work queue    | one message per output                  | its result is stored            |
+//! | `RES` | limits stream | one message per output, **never two**   | [`RESULT_TTL`] after            |
+//! | `jobs`| bucket        | one record per request                  | [`JOB_AGE_MAX`] after           |
+//! | `workers` | bucket    | one key per live worker                 | [`PRESENCE_TTL`] after the last refresh |
+//!
+//! Why `RES` refuses a second message per subject: acks are no fence (a frozen worker that wakes can still ack,
+//! nak and extend a message that another worker is running), so the result itself has to be one. The first stored
+//! result wins, on the server, without a lock.
+
+use std::time::Duration;
+
+use crate::{
+    PriorityClass, UnixMillis,
+    limits::{ACK_WAIT, JOB_AGE_MAX, PAYLOAD_BYTES_MAX, PRESENCE_TTL, RESULT_TTL},
+    subject::{AR, DENOISE, DONE, Prefix, RESULT},
+};
+
+/// How a stream drops messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retention {
+    /// A message goes when it is acked.
+    WorkQueue,
+    /// A message goes when it is too old.
+    Limits,
+}
+
+/// One JetStream stream. Every stream is file-backed and refuses new messages when full: an accepted message is
+/// never dropped to make room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSpec {
+    /// Its name on the server.
+    pub name: String,
+    /// The subjects it stores.
+    pub subjects: String,
+    /// When messages go.
+    pub retention: Retention,
+    /// Most messages.
+    pub messages_max: i64,
+    /// Most bytes.
+    pub bytes_max: i64,
+    /// Largest message, in bytes.
+    pub message_bytes_max: i32,
+    /// Oldest message.
+    pub age_max: Duration,
+    /// At most one message per subject, a second one refused.
+    pub one_per_subject: bool,
+    /// How long message ids are remembered to drop repeats of a publish whose answer was lost.
+    pub duplicate_window: Duration,
+    /// Announce each stored message on this subject, headers only.
+    pub announce: Option<Announce>,
+}
+
+/// The server's republish rule of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announce {
+    /// Which stored subjects.
+    pub source: String,
+    /// Where to.
+    pub destination: String,
+}
+
+/// One durable pull consumer of a work queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerSpec {
+    /// The stream it reads.
+    pub stream: String,
+    /// Its durable name.
+    pub name: String,
+    /// The subjects it takes.
+    pub filter: String,
+    /// How long a silent worker keeps a message.
+    pub ack_wait: Duration,
+    /// Most messages that workers may hold at once.
+    pub ack_pending_max: i64,
+    /// Most pull requests that may wait at once: idle workers, with room for stale pulls after a leader change.
+    pub waiting_max: i64,
+}
+
+/// One key-value bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketSpec {
+    /// Its name on the server.
+    pub name: String,
+    /// Kept on disk, or gone with the server.
+    pub durable: bool,
+    /// Oldest entry; `None` where each entry carries its own time to live.
+    pub age_max: Option<Duration>,
+    /// How long the server keeps a marker for an entry that ran out, so that watchers hear of it.
+    pub marker_ttl: Option<Duration>,
+    /// Most bytes.
+    pub bytes_max: i64,
+}
+
+/// Everything one deployment needs on its broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// The work queue of requests.
+    pub ar: StreamSpec,
+    /// The work queue of outputs.
+    pub denoise: StreamSpec,
+    /// The results.
+    pub results: StreamSpec,
+    /// Takes requests, for AR-batchers.
+    pub ar_consumer: ConsumerSpec,
+    /// Takes outputs, for denoisers.
+    pub denoise_consumer: ConsumerSpec,
+    /// Job records.
+    pub jobs: BucketSpec,
+    /// Worker presence.
+    pub workers: BucketSpec,
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MIB: i64 = 1024 * 1024;
+
+/// The consumer of one class in a work queue.
+fn consumer(prefix: &Prefix, stream: &str, family: &str, class: PriorityClass, ack_wait: Duration) -> ConsumerSpec {
+    ConsumerSpec {
+        stream: prefix.name(stream),
+        name: class.to_string(),
+        filter: format!("{prefix}.{family}.{class}.>"),
+        ack_wait,
+        // The server's default of 1000 would stall the 1001st busy worker without a word.
+        ack_pending_max: 4_096,
+        waiting_max: 4_096,
+    }
+}
+
+impl Topology {
+    /// The deployment called `prefix`, with the default ack deadline.
+    pub fn new(prefix: &Prefix) -> Self {
+        Self::with_ack_wait(prefix, ACK_WAIT)
+    }
+
+    /// The same with another ack deadline: 30 s for a cluster, less for tests of a worker's loss.
+    pub fn with_ack_wait(prefix: &Prefix, ack_wait: Duration) -> Self {
+        let class = PriorityClass::Standard;
+        let queue = |name: &str, family: &str| StreamSpec {
+            name: prefix.name(name),
+            subjects: prefix.all(family),
+            retention: Retention::WorkQueue,
+            messages_max: 20_000,
+            bytes_max: 256 * MIB,
+            message_bytes_max: 256 * 1024,
+            age_max: JOB_AGE_MAX,
+            one_per_subject: false,
+            duplicate_window: 10 * MINUTE,
+            announce: None,
+        };
+        Self {
+            ar: queue("AR", AR),
+            denoise: StreamSpec { bytes_max: 1024 * MIB, ..queue("DN", DENOISE) },
+            results: StreamSpec {
+                name: prefix.name("RES"),
+                subjects: prefix.all(RESULT),
+                retention: Retention::Limits,
+                messages_max: -1,
+                // The results of an hour at one 1024x1024 picture (2 MB) each 0.3 s.
+                bytes_max: 24 * 1024 * MIB,
+                message_bytes_max: i32::try_from(PAYLOAD_BYTES_MAX).expect("16 MB fits an i32"),
+                age_max: RESULT_TTL,
+                one_per_subject: true,
+                duplicate_window: 2 * MINUTE,
+                announce: Some(Announce { source: prefix.all(RESULT), destination: prefix.all(DONE) }),
+            },
+            ar_consumer: consumer(prefix, "AR", AR, class, ack_wait),
+            denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),
+            jobs: BucketSpec {
+                name: prefix.name("jobs"),
+                durable: true,
+                age_max: Some(JOB_AGE_MAX),
+                marker_ttl: None,
+                bytes_max: 1024 * MIB,
+            },
+            workers: BucketSpec {
+                name: prefix.name("workers"),
+                durable: false,
+                age_max: None,
+                marker_ttl: Some(4 * PRESENCE_TTL),
+                bytes_max: 16 * MIB,
+            },
+        }
+    }
+}
+
+/// Whether a message may still be started at `now`.
+pub const fn in_time(deadline_at: UnixMillis, now: UnixMillis) -> bool {
+    now < deadline_at
+}

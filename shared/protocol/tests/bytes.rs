@@ -1,0 +1,199 @@
+//! The bytes of every message, held still. A failure here means that running deployments could not read each
+//! other: restore the old bytes, or give the new shape a new version. Never regenerate a line of this file.
+
+use protocol::{
+    ArJob, CurrentWork, DecodeError, DenoiseJob, DenoiseParameters, EncodedImage, ErrorCode, ImageFormat, ImageSize,
+    JobError, JobId, JobRecord, Message, OutputIndex, OutputRequest, OutputResult, OutputTimings, PriorTokens,
+    PriorUsage, Progress, Role, Seed, Stage, WorkerPresence, WorkerState, decode, encode,
+};
+
+const JOB: JobId = JobId::from_u128(0x0192_a3b4_c5d6_7e8f_8000_0000_0000_0001);
+
+fn outputs() -> Vec<OutputRequest> {
+    let output = |i| OutputRequest {
+        index: OutputIndex::new(i).expect("below 10"),
+        seed: Seed::new(7 + u64::from(i)).expect("small"),
+    };
+    vec![output(0), output(1)]
+}
+
+fn size() -> ImageSize {
+    ImageSize::new(64, 32).expect("multiples of 32")
+}
+
+fn denoise() -> DenoiseParameters {
+    DenoiseParameters::new(8, 1.5).expect("in range")
+}
+
+/// The message's bytes are `hex`, and `hex` reads back as the message.
+fn held<T: Message + PartialEq + std::fmt::Debug>(message: &T, hex: &str) {
+    let bytes = encode(message).expect("the message encodes");
+    let written: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(written, hex, "{} version {}", T::KIND, T::VERSION);
+    assert_eq!(&decode::<T>(&bytes).expect("the bytes decode"), message);
+}
+
+#[test]
+fn the_job_record_keeps_its_bytes() {
+    let record = JobRecord {
+        job: JOB,
+        outputs: outputs(),
+        size: size(),
+        format: ImageFormat::Png,
+        denoise: denoise(),
+        accepted_at: 1_700_000_000_000,
+        deadline_at: 1_700_000_600_000,
+    };
+    held(&record, include_str!("bytes/job_record.v1.hex").trim_end());
+}
+
+#[test]
+fn the_ar_job_keeps_its_bytes() {
+    let job = ArJob {
+        job: JOB,
+        prompt: "a „red“ circle".into(),
+        outputs: outputs(),
+        size: size(),
+        format: ImageFormat::Png,
+        denoise: denoise(),
+        accepted_at: 1_700_000_000_000,
+        deadline_at: 1_700_000_600_000,
+    };
+    held(&job, include_str!("bytes/ar_job.v1.hex").trim_end());
+}
+
+#[test]
+fn the_denoise_job_keeps_its_bytes() {
+    let job = DenoiseJob {
+        output: JOB.output(outputs()[1].index),
+        prompt: "a red circle".into(),
+        seed: outputs()[1].seed,
+        size: size(),
+        format: ImageFormat::Png,
+        denoise: denoise(),
+        prior: PriorTokens::new(1, 2, vec![16_383, 2]).expect("two ids fill 1 x 2"),
+        usage: PriorUsage { prompt_tokens: 20, generated_tokens: 257 },
+        accepted_at: 1_700_000_000_000,
+        ar_started_at: 1_700_000_000_100,
+        ar_finished_at: 1_700_000_000_300,
+        deadline_at: 1_700_000_600_000,
+    };
+    held(&job, include_str!("bytes/denoise_job.v1.hex").trim_end());
+}
+
+fn result(outcome: Result<EncodedImage, JobError>) -> OutputResult {
+    OutputResult {
+        output: JOB.output(outputs()[0].index),
+        outcome,
+        seed: Some(outputs()[0].seed),
+        usage: Some(PriorUsage { prompt_tokens: 20, generated_tokens: 257 }),
+        timings: OutputTimings {
+            accepted_at: 1_700_000_000_000,
+            ar_started_at: Some(1_700_000_000_100),
+            ar_finished_at: Some(1_700_000_000_300),
+            denoise_started_at: Some(1_700_000_000_301),
+            denoise_finished_at: None,
+            finished_at: 1_700_000_000_900,
+        },
+        worker: Some("denoiser-1".parse().expect("allowed characters")),
+    }
+}
+
+#[test]
+fn a_result_with_a_picture_keeps_its_bytes() {
+    let image = EncodedImage { format: ImageFormat::Png, size: size(), bytes: vec![0x89, b'P', b'N', b'G'] };
+    held(&result(Ok(image)), include_str!("bytes/output_result_ok.v1.hex").trim_end());
+}
+
+#[test]
+fn a_result_with_an_error_keeps_its_bytes() {
+    let error = JobError::new(ErrorCode::DenoiseFailed, "out of memory");
+    held(&result(Err(error)), include_str!("bytes/output_result_error.v1.hex").trim_end());
+}
+
+#[test]
+fn progress_keeps_its_bytes() {
+    let progress = Progress { output: JOB.output(outputs()[0].index), stage: Stage::Denoise, step: 3, steps: 8 };
+    held(&progress, include_str!("bytes/progress.v1.hex").trim_end());
+}
+
+#[test]
+fn presence_keeps_its_bytes() {
+    let presence = WorkerPresence {
+        worker: "denoiser-1".parse().expect("allowed characters"),
+        role: Role::Denoiser,
+        state: WorkerState::Busy,
+        device: "cpu".into(),
+        process: 4_242,
+        health_address: Some("127.0.0.1:9000".parse().expect("an address")),
+        current: Some(CurrentWork {
+            output: JOB.output(outputs()[0].index),
+            ack_subject: "$JS.ACK.fresco-DN.standard.1.2.3.4.5".into(),
+            since: 1_700_000_000_301,
+        }),
+    };
+    held(&presence, include_str!("bytes/worker_presence.v1.hex").trim_end());
+}
+
+#[test]
+fn another_kind_or_version_is_refused_as_such() {
+    let progress = Progress { output: JOB.output(outputs()[0].index), stage: Stage::Prior, step: 0, steps: 1 };
+    let bytes = encode(&progress).expect("encodes");
+    assert!(matches!(decode::<JobRecord>(&bytes), Err(DecodeError::Kind { found, .. }) if found == "progress"));
+
+    // A later build's message: version 2, and a body this build has never seen.
+    let later: &[u8] = b"\x83\xa4kind\xa8progress\xa7version\x02\xa4body\xa3new";
+    assert!(matches!(decode::<Progress>(later), Err(DecodeError::Version { found: 2, .. })));
+}
+
+#[test]
+fn broken_bytes_are_an_error_and_never_a_panic() {
+    let job = ArJob {
+        job: JOB,
+        prompt: "p".into(),
+        outputs: outputs(),
+        size: size(),
+        format: ImageFormat::Png,
+        denoise: denoise(),
+        accepted_at: 0,
+        deadline_at: 1,
+    };
+    let bytes = encode(&job).expect("encodes");
+    for cut in 0..bytes.len() {
+        assert!(matches!(decode::<ArJob>(&bytes[..cut]), Err(DecodeError::Bytes { .. })), "cut at {cut}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_bytes_decode_or_fail(bytes: Vec<u8>) {
+        drop(decode::<DenoiseJob>(&bytes));
+        drop(decode::<OutputResult>(&bytes));
+    }
+}
+
+#[test]
+fn a_grid_of_1024_by_1024_is_two_kilobytes() {
+    let grid = PriorTokens::new(32, 32, vec![16_000; 1024]).expect("fills the grid");
+    let bytes = rmp_len(&grid);
+    assert!((2_048..2_100).contains(&bytes), "{bytes} bytes");
+}
+
+fn rmp_len(grid: &PriorTokens) -> usize {
+    let job = |prior| DenoiseJob {
+        output: JOB.output(outputs()[0].index),
+        prompt: String::new(),
+        seed: outputs()[0].seed,
+        size: size(),
+        format: ImageFormat::Png,
+        denoise: denoise(),
+        prior,
+        usage: PriorUsage { prompt_tokens: 0, generated_tokens: 0 },
+        accepted_at: 0,
+        ar_started_at: 0,
+        ar_finished_at: 0,
+        deadline_at: 0,
+    };
+    let empty = PriorTokens::new(0, 0, Vec::new()).expect("fills nothing");
+    encode(&job(grid.clone())).expect("encodes").len() - encode(&job(empty)).expect("encodes").len()
+}
