@@ -1,0 +1,47 @@
+# Thin names for the commands people run. Set-up is part of each, and instant once done.
+.PHONY: help setup demo up test lint ci goldens clean
+
+# Where infra/setup links nats-server, cargo-nextest and the linters.
+export PATH := $(CURDIR)/.fresco/bin:$(PATH)
+
+help:
+	@echo "make demo     build, start a small fleet, paint a picture, stop it"
+	@echo "make up       the same fleet, until Ctrl-C"
+	@echo "make test     all tests"
+	@echo "make lint     format, spelling, unused dependencies, clippy, docs, licences"
+	@echo "make ci       what CI runs: lint and test"
+	@echo "make setup    only what the others do first: libtorch and nats-server into the cache"
+	@echo "make goldens  the reference files of tests/data, anew (several GB of Python packages)"
+	@echo "make clean    everything but the cache of set-up"
+
+setup:
+	@infra/setup/setup
+
+demo: setup
+	cargo build --locked --release --bins
+	infra/demo.sh
+
+up: setup
+	cargo build --locked --release --bins
+	infra/demo.sh --stay
+
+# The end-to-end tests start the binaries of target/debug. One OpenMP thread: the tiny models are
+# ten times slower when two threads spin for the same two cores, and the bits are the same.
+test: export OMP_NUM_THREADS = 1
+test: setup
+	cargo build --locked --workspace --bins
+	cargo nextest run --locked --workspace
+	cargo test --locked --workspace --doc
+
+lint:
+	.ci/run lint
+
+ci:
+	.ci/run
+
+goldens: setup
+	infra/goldens.sh
+
+clean:
+	cargo clean
+	rm -rf .fresco
