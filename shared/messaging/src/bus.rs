@@ -1,0 +1,298 @@
+//! The connection to the broker and what is read from it: results, job records, workers.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_nats::{Client, HeaderMap, Message as NatsMessage, Request, StatusCode, client::RequestErrorKind};
+use bytes::Bytes;
+use futures::StreamExt;
+use protocol::{
+    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerPresence, decode, encode,
+    topology::Topology,
+};
+use tokio::{sync::watch, time::timeout};
+
+use crate::{
+    connection::{self, Connection},
+    error::{BusError, Source},
+    trace,
+};
+
+/// One try of a request. Longer than any pause of a healthy broker, shorter than an election (4 to 8 s): a request
+/// into an election fails and is tried again rather than waiting on a leader that is gone.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Most workers that [`Bus::workers`] lists; the broker answers at most this many keys at once.
+const WORKERS_MAX: u32 = 1_024;
+
+/// Where the broker is and who calls.
+#[derive(Debug, Clone)]
+pub struct BusConfig {
+    /// One address, or all of a cluster.
+    pub urls: Vec<String>,
+    /// The deployment.
+    pub prefix: Prefix,
+    /// Names the connection and its inboxes.
+    pub role: Role,
+}
+
+/// A connection to the broker. Clones share it.
+#[derive(Clone)]
+pub struct Bus {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: Client,
+    prefix: Prefix,
+    /// Only the names are read from it: limits and deadlines in force are the broker's.
+    topology: Topology,
+    connection: watch::Receiver<Connection>,
+}
+
+impl fmt::Debug for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bus({})", self.shared.prefix)
+    }
+}
+
+impl Bus {
+    /// Starts to connect, and keeps doing so: a broker that is not there yet is no error, only an address that
+    /// cannot be one. [`Bus::connection`] tells when it is there.
+    pub async fn connect(config: &BusConfig) -> Result<Self, BusError> {
+        let name = format!("{}-{}", config.prefix, config.role);
+        let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
+        let (state, connection) = watch::channel(Connection::default());
+        let connect = connection::options(&name, &inbox, state).connect(config.urls.as_slice());
+        let client = connect.await.map_err(|source| BusError::Connect(source.into()))?;
+        let topology = Topology::new(&config.prefix);
+        let shared = Shared { client, prefix: config.prefix.clone(), topology, connection };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The deployment.
+    pub fn prefix(&self) -> &Prefix {
+        &self.shared.prefix
+    }
+
+    /// Whether the broker can be reached, and changes of it.
+    pub fn connection(&self) -> watch::Receiver<Connection> {
+        self.shared.connection.clone()
+    }
+
+    /// Returns once the broker is connected.
+    pub async fn connected(&self) {
+        let mut connection = self.connection();
+        // The sender lives in the client, which this bus holds.
+        connection.wait_for(|now| now.up).await.expect("the connection's state outlives the bus");
+    }
+
+    /// The stored result of `output`.
+    pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
+        let Some(stored) = self.stored_result(output).await? else { return Ok(None) };
+        let what = || format!("result of {output}");
+        decode(&stored.payload).map(Some).map_err(|source| BusError::Decode { what: what(), source })
+    }
+
+    /// Whether `output` has a result.
+    pub async fn has_result(&self, output: OutputId) -> Result<bool, BusError> {
+        Ok(self.stored_result(output).await?.is_some())
+    }
+
+    /// The record of `job`.
+    pub async fn job(&self, job: JobId) -> Result<Option<JobRecord>, BusError> {
+        let bucket = &self.shared.topology.jobs.name;
+        let stored = self.last(&bucket_stream(bucket), &bucket_subject(bucket, &job.to_string())).await?;
+        let Some(stored) = stored else { return Ok(None) };
+        let what = || format!("record of {job}");
+        decode(&stored.payload).map(Some).map_err(|source| BusError::Decode { what: what(), source })
+    }
+
+    /// Tells who listens how far an output is. Best effort: a lost one is superseded by the next.
+    pub async fn report_progress(&self, progress: &Progress) {
+        let subject = self.prefix().subject(&Subject::Progress(progress.output));
+        match encode(progress) {
+            Ok(bytes) => {
+                let mut headers = HeaderMap::new();
+                trace::inject(&mut headers);
+                self.send(OutMessage { subject, reply: None, headers: Some(headers), payload: bytes.into() }).await;
+            }
+            Err(error) => tracing::error!(%error, "progress has no bytes"),
+        }
+    }
+
+    /// The workers that are alive, at most 1024, in the order of their names.
+    pub async fn workers(&self) -> Result<Vec<WorkerPresence>, BusError> {
+        let bucket = &self.shared.topology.workers.name;
+        let entries = self.last_of_all(&bucket_stream(bucket), &bucket_subject(bucket, ">"), WORKERS_MAX).await?;
+        let mut workers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match decode::<WorkerPresence>(&entry.payload) {
+                Ok(worker) => workers.push(worker),
+                // A worker of another version is no reason to hide the others.
+                Err(error) => tracing::warn!(%error, subject = %entry.subject, "presence of a worker cannot be read"),
+            }
+        }
+        workers.sort_by(|a, b| a.worker.cmp(&b.worker));
+        Ok(workers)
+    }
+
+    /// Waits until everything sent so far is on the socket. No round trip.
+    pub async fn flush(&self) -> Result<(), BusError> {
+        let unavailable = |source: Source| BusError::Unavailable { what: "a flush".to_owned(), source };
+        match timeout(REQUEST_TIMEOUT, self.shared.client.flush()).await {
+            Ok(flushed) => flushed.map_err(|source| unavailable(source.into())),
+            Err(elapsed) => Err(unavailable(elapsed.into())),
+        }
+    }
+
+    /// Sends what is still buffered and ends the connection, for every clone. The last step of a process.
+    pub async fn close(&self) {
+        if let Err(error) = self.flush().await {
+            tracing::warn!(%error, "the last messages may be lost");
+        }
+        if let Err(error) = self.shared.client.drain().await {
+            tracing::debug!(%error, "connection was closed already");
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.shared.client
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.shared.topology
+    }
+
+    /// A message without storage or answer: progress, acks, pulls. Gives up after [`REQUEST_TIMEOUT`]: without a
+    /// connection the client buffers 2,048 messages and then blocks.
+    pub(crate) async fn send(&self, message: OutMessage) {
+        let OutMessage { subject, reply, headers, payload } = message;
+        let client = &self.shared.client;
+        #[expect(clippy::disallowed_methods, reason = "the one place for messages that no stream stores")]
+        let sent = async {
+            match (reply, headers) {
+                (Some(reply), _) => client.publish_with_reply(subject, reply, payload).await,
+                (None, Some(headers)) => client.publish_with_headers(subject, headers, payload).await,
+                (None, None) => client.publish(subject, payload).await,
+            }
+        };
+        match timeout(REQUEST_TIMEOUT, sent).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "message was not sent"),
+            Err(_) => tracing::warn!("message was not sent: the connection's buffer is full"),
+        }
+    }
+
+    /// One request, one answer, one try.
+    pub(crate) async fn request(
+        &self,
+        subject: String,
+        headers: Option<HeaderMap>,
+        payload: Bytes,
+    ) -> Result<NatsMessage, RequestFailure> {
+        // The timeout twice: the client's own covers the answer only, not a full buffer.
+        let mut request = Request::new().payload(payload).timeout(Some(REQUEST_TIMEOUT));
+        if let Some(headers) = headers {
+            request = request.headers(headers);
+        }
+        match timeout(REQUEST_TIMEOUT, self.shared.client.send_request(subject, request)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) if error.kind() == RequestErrorKind::MaxPayloadExceeded => {
+                Err(RequestFailure::TooLarge(error.into()))
+            }
+            Ok(Err(error)) => Err(RequestFailure::Unavailable(error.into())),
+            Err(elapsed) => Err(RequestFailure::Unavailable(elapsed.into())),
+        }
+    }
+
+    /// The last message on `subject` in `stream`, read from any replica.
+    async fn last(&self, stream: &str, subject: &str) -> Result<Option<NatsMessage>, BusError> {
+        let request = format!("$JS.API.DIRECT.GET.{stream}.{subject}");
+        let answer = self.request(request, None, Bytes::new()).await.map_err(|failure| failure.into_bus(subject))?;
+        match answer.status {
+            None => Ok((!is_marker(&answer)).then_some(answer)),
+            Some(StatusCode::NOT_FOUND) => Ok(None),
+            Some(status) => Err(refused(subject, status, &answer)),
+        }
+    }
+
+    pub(crate) async fn stored_result(&self, output: OutputId) -> Result<Option<NatsMessage>, BusError> {
+        let subject = self.prefix().subject(&Subject::Result(output));
+        self.last(&self.shared.topology.results.name, &subject).await
+    }
+
+    /// The last message of each subject that matches `pattern`, in one request and without a consumer.
+    async fn last_of_all(&self, stream: &str, pattern: &str, most: u32) -> Result<Vec<NatsMessage>, BusError> {
+        let client = &self.shared.client;
+        let unavailable = |source: Source| BusError::Unavailable { what: pattern.to_owned(), source };
+        let inbox = client.new_inbox();
+        let mut answers = client.subscribe(inbox.clone()).await.map_err(|source| unavailable(source.into()))?;
+        let request = serde_json::json!({ "multi_last": [pattern], "batch": most }).to_string();
+        let subject = format!("$JS.API.DIRECT.GET.{stream}");
+        self.send(OutMessage { subject, reply: Some(inbox), headers: None, payload: request.into() }).await;
+        let mut found = Vec::new();
+        loop {
+            let next = timeout(REQUEST_TIMEOUT, answers.next()).await.map_err(|source| unavailable(source.into()))?;
+            let Some(answer) = next else { return Ok(found) };
+            match answer.status.map(|status| status.as_u16()) {
+                None if is_marker(&answer) => {}
+                None => found.push(answer),
+                // 204: the end of the batch. 404: nothing matches.
+                Some(204 | 404) => return Ok(found),
+                Some(503) => return Err(unavailable("no responders".into())),
+                Some(status) => return Err(refused_code(pattern, status, &answer)),
+            }
+        }
+    }
+}
+
+/// A message that no stream stores.
+pub(crate) struct OutMessage {
+    pub(crate) subject: String,
+    pub(crate) reply: Option<String>,
+    pub(crate) headers: Option<HeaderMap>,
+    pub(crate) payload: Bytes,
+}
+
+/// Why a request has no answer.
+pub(crate) enum RequestFailure {
+    /// The client refuses its size.
+    TooLarge(Source),
+    /// Anything else: worth a retry.
+    Unavailable(Source),
+}
+
+impl RequestFailure {
+    pub(crate) fn into_bus(self, what: &str) -> BusError {
+        match self {
+            Self::TooLarge(source) | Self::Unavailable(source) => {
+                BusError::Unavailable { what: what.to_owned(), source }
+            }
+        }
+    }
+}
+
+/// The stream behind a bucket.
+pub(crate) fn bucket_stream(bucket: &str) -> String {
+    format!("KV_{bucket}")
+}
+
+/// The subject behind a bucket's key.
+pub(crate) fn bucket_subject(bucket: &str, key: &str) -> String {
+    format!("$KV.{bucket}.{key}")
+}
+
+/// Whether the message only says that its key is gone.
+fn is_marker(message: &NatsMessage) -> bool {
+    let Some(headers) = &message.headers else { return false };
+    headers.get("KV-Operation").is_some() || headers.get("Nats-Marker-Reason").is_some()
+}
+
+fn refused(what: &str, status: StatusCode, answer: &NatsMessage) -> BusError {
+    refused_code(what, status.as_u16(), answer)
+}
+
+fn refused_code(what: &str, status: u16, answer: &NatsMessage) -> BusError {
+    let text = answer.description.clone().unwrap_or_default();
+    BusError::Refused { what: what.to_owned(), code: u64::from(status), text }
+}

@@ -1,0 +1,40 @@
+//! The bus: everything Fresco does on NATS JetStream. The only crate that knows the client library.
+//!
+//! It moves `protocol` messages and knows nothing of pictures, models or HTTP. Why it has its own worker loop,
+//! publish wrapper and results matching instead of the client's: each of the client's comforts loses or hoards
+//! messages in some failure (measured; ARCHITECTURE.md, "The bus").
+//!
+//! | module       | does                                                                    |
+//! |--------------|-------------------------------------------------------------------------|
+//! | `bus`        | the connection; reads of results, records and workers                   |
+//! | `provision`  | creates and verifies streams, consumers and buckets                     |
+//! | `publish`    | the one way a message gets into a stream; the fence of results          |
+//! | `pull`       | the rules of the worker loop, pure                                      |
+//! | `work_queue` | the worker loop: pulls, holds, gives back                               |
+//! | `lease`      | a held message in the hands of its worker                               |
+//! | `results`    | results matched to those who wait for them                              |
+//! | `presence`   | the sign of life of a worker                                            |
+//! | `trace`      | trace context in headers                                                |
+
+mod bus;
+mod connection;
+mod error;
+mod lease;
+mod presence;
+mod provision;
+mod publish;
+mod pull;
+mod results;
+mod span;
+mod trace;
+mod work_queue;
+
+pub use bus::{Bus, BusConfig};
+pub use connection::Connection;
+pub use error::{BusError, PublishError};
+pub use lease::Lease;
+pub use presence::Presence;
+pub use provision::{Difference, ProvisionError};
+pub use publish::Fence;
+pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
+pub use work_queue::{CLOSE_MAX, Delivery, WorkQueue};

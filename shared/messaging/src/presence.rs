@@ -1,0 +1,92 @@
+//! The sign of life of a worker: a key that the server drops by itself when it is not refreshed.
+//!
+//! Published by hand, because the client's `put` carries no time to live: the key would outlive its worker for ever.
+
+use async_nats::HeaderMap;
+use protocol::{
+    CurrentWork, WorkerPresence, WorkerState, encode,
+    limits::{PRESENCE_PERIOD, PRESENCE_TTL},
+};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    bus::{Bus, bucket_subject},
+    publish::Publish,
+};
+
+/// A worker's entry in the bucket of workers, kept fresh until shutdown.
+#[derive(Debug)]
+pub struct Presence {
+    now: watch::Sender<WorkerPresence>,
+}
+
+impl Presence {
+    /// Publishes `first` and keeps it alive until `shutdown`, which removes it.
+    pub fn start(bus: &Bus, first: WorkerPresence, tracker: &TaskTracker, shutdown: CancellationToken) -> Self {
+        let (now, changes) = watch::channel(first);
+        tracker.spawn(refresh(bus.clone(), changes, shutdown));
+        Self { now }
+    }
+
+    /// Changes the state, and tells the broker at once.
+    pub fn set(&self, state: WorkerState, current: Option<CurrentWork>) {
+        self.now.send_modify(|now| (now.state, now.current) = (state, current));
+    }
+}
+
+/// Ends with `shutdown`, or refreshes the last state for as long as the process lives.
+async fn refresh(bus: Bus, mut changes: watch::Receiver<WorkerPresence>, shutdown: CancellationToken) {
+    let subject = bucket_subject(&bus.topology().workers.name, &changes.borrow().worker.to_string());
+    let mut period = interval(PRESENCE_PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut connection = bus.connection();
+    let mut settable = true;
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => break,
+            changed = changes.changed(), if settable => settable = changed.is_ok(),
+            // A restarted broker has forgotten the key.
+            changed = connection.changed() => if changed.is_err() { return },
+            _ = period.tick() => {}
+        }
+        if connection.borrow_and_update().up {
+            let now = changes.borrow_and_update().clone();
+            let stay = publish(&bus, &subject, &now);
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = stay => {}
+            }
+        }
+    }
+    remove(&bus, subject).await;
+}
+
+async fn publish(bus: &Bus, subject: &str, now: &WorkerPresence) {
+    let payload = match encode(now) {
+        Ok(bytes) => bytes.into(),
+        Err(error) => return tracing::error!(%error, "presence has no bytes"),
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
+    let publish = Publish { subject: subject.to_owned(), id: None, headers, payload };
+    if let Err(error) = bus.publish_once(&publish).await {
+        tracing::warn!(%error, worker = %now.worker, "presence was not refreshed");
+    }
+}
+
+/// The marker that removes the key runs out like the key itself: worker names are never used again.
+async fn remove(bus: &Bus, subject: String) {
+    let mut headers = HeaderMap::new();
+    headers.insert("KV-Operation", "PURGE");
+    headers.insert("Nats-Rollup", "sub");
+    headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
+    let publish = Publish { subject, id: None, headers, payload: bytes::Bytes::new() };
+    if let Err(error) = bus.publish_once(&publish).await {
+        tracing::warn!(%error, "presence was not removed and runs out by itself");
+    }
+}

@@ -1,0 +1,330 @@
+//! Streams, consumers and buckets on the server: created where missing, compared where present, never changed.
+//!
+//! A changed limit on a live stream can drop accepted messages and a re-created consumer forgets who holds what,
+//! so a difference is an operator's decision and here an error that names it. The client's own `get_or_create_*`
+//! ignores differences and its `create_consumer` silently updates a consumer that others share.
+
+use std::{fmt, time::Duration};
+
+use async_nats::{
+    Message as NatsMessage,
+    jetstream::{
+        ErrorCode as ServerCode,
+        consumer::{self, AckPolicy},
+        response::Response,
+        stream::{self, DiscardPolicy, Republish, RetentionPolicy, StorageType},
+    },
+};
+use protocol::topology::{BucketSpec, ConsumerSpec, Retention, StreamSpec, Topology};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    bus::{Bus, bucket_stream, bucket_subject},
+    error::BusError,
+};
+
+/// One setting that is not as the topology says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The server's name of it.
+    pub field: String,
+    /// What the topology says; `null` for the server's default.
+    pub wanted: String,
+    /// What the server has.
+    pub found: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, not {}", self.field, self.found, self.wanted)
+    }
+}
+
+/// The server is not as the topology says.
+#[derive(Debug, thiserror::Error)]
+pub enum ProvisionError {
+    /// A stream, bucket or consumer is not there.
+    #[error("{name} is missing on the message broker")]
+    Missing {
+        /// Such as `stream fresco-AR` or `consumer fresco-AR/standard`.
+        name: String,
+    },
+    /// It is there with other settings.
+    #[error("{name} differs on the message broker: {}", list(differences))]
+    Differs {
+        /// Such as `stream fresco-AR` or `consumer fresco-AR/standard`.
+        name: String,
+        /// What differs.
+        differences: Vec<Difference>,
+    },
+    /// The server could not be asked.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+}
+
+fn list(differences: &[Difference]) -> String {
+    differences.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What to do about something missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    Create,
+    Report,
+}
+
+/// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
+const STREAM_FIELDS_FREE: [&str; 6] =
+    ["metadata", "num_replicas", "placement", "compression", "consumer_limits", "description"];
+const CONSUMER_FIELDS_FREE: [&str; 4] = ["metadata", "num_replicas", "description", "name"];
+
+impl Bus {
+    /// Creates what is missing. What is there with other settings is an error, and is left as it is.
+    pub async fn provision(&self, topology: &Topology) -> Result<(), ProvisionError> {
+        self.conform(topology, Policy::Create).await
+    }
+
+    /// Checks that everything is there as the topology says. Another ack deadline is no difference: services read
+    /// the one in force from their consumer.
+    pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
+        self.conform(topology, Policy::Report).await
+    }
+
+    async fn conform(&self, topology: &Topology, policy: Policy) -> Result<(), ProvisionError> {
+        for spec in [&topology.ar, &topology.denoise, &topology.results] {
+            self.conform_stream(stream_config(spec), policy).await?;
+        }
+        for spec in [&topology.jobs, &topology.workers] {
+            self.conform_stream(bucket_config(spec), policy).await?;
+        }
+        for spec in [&topology.ar_consumer, &topology.denoise_consumer] {
+            self.conform_consumer(spec, policy).await?;
+        }
+        Ok(())
+    }
+
+    async fn conform_stream(&self, wanted: stream::Config, policy: Policy) -> Result<(), ProvisionError> {
+        let name = format!("stream {}", wanted.name);
+        let info = format!("STREAM.INFO.{}", wanted.name);
+        let found = match self.api::<stream::Info>(&name, info, &Value::Null).await? {
+            Some(info) => info.config,
+            None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
+            None => {
+                let create = format!("STREAM.CREATE.{}", wanted.name);
+                let created = self.api::<stream::Info>(&name, create, &wanted).await?;
+                tracing::info!(name, "created on the message broker");
+                created.ok_or_else(|| ProvisionError::Missing { name: name.clone() })?.config
+            }
+        };
+        refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)
+    }
+
+    async fn conform_consumer(&self, spec: &ConsumerSpec, policy: Policy) -> Result<(), ProvisionError> {
+        let name = format!("consumer {}/{}", spec.stream, spec.name);
+        let mut wanted = consumer_config(spec);
+        let found = match self.consumer_info(spec).await? {
+            Some(info) => info.config,
+            None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
+            None => {
+                let create = format!("CONSUMER.CREATE.{}.{}.{}", spec.stream, spec.name, spec.filter);
+                // "create" and not the default "create or update": two provisioners at once must agree.
+                let request = serde_json::json!({
+                    "stream_name": spec.stream, "config": wanted, "action": "create",
+                });
+                let created = self.api::<consumer::Info>(&name, create, &request).await?;
+                tracing::info!(name, "created on the message broker");
+                created.ok_or_else(|| ProvisionError::Missing { name: name.clone() })?.config
+            }
+        };
+        if policy == Policy::Report {
+            wanted.ack_wait = found.ack_wait;
+        }
+        refuse_difference(name, &wanted, &found, &CONSUMER_FIELDS_FREE)
+    }
+
+    /// The consumer as the server has it; `None` where it or its stream is missing.
+    pub(crate) async fn consumer_info(&self, spec: &ConsumerSpec) -> Result<Option<consumer::Info>, BusError> {
+        let name = format!("consumer {}/{}", spec.stream, spec.name);
+        self.api(&name, format!("CONSUMER.INFO.{}.{}", spec.stream, spec.name), &Value::Null).await
+    }
+
+    /// One request to JetStream's API; `None` where it says that the stream or consumer does not exist.
+    async fn api<T: for<'de> Deserialize<'de>>(
+        &self,
+        what: &str,
+        subject: String,
+        payload: &impl Serialize,
+    ) -> Result<Option<T>, BusError> {
+        let payload = match serde_json::to_vec(payload) {
+            Ok(payload) => payload,
+            Err(source) => return Err(BusError::Unavailable { what: what.to_owned(), source: source.into() }),
+        };
+        let answer = self.request(format!("$JS.API.{subject}"), None, payload.into()).await;
+        read_answer(what, &answer.map_err(|failure| failure.into_bus(what))?)
+    }
+}
+
+fn read_answer<T: for<'de> Deserialize<'de>>(what: &str, answer: &NatsMessage) -> Result<Option<T>, BusError> {
+    match serde_json::from_slice::<Response<T>>(&answer.payload) {
+        Ok(Response::Ok(value)) => Ok(Some(value)),
+        Ok(Response::Err { error }) => match error.error_code() {
+            ServerCode::STREAM_NOT_FOUND | ServerCode::CONSUMER_NOT_FOUND => Ok(None),
+            // No leader now: an answer, but no refusal.
+            ServerCode::CLUSTER_NOT_AVAILABLE => {
+                Err(BusError::Unavailable { what: what.to_owned(), source: error.into() })
+            }
+            code => Err(BusError::Refused {
+                what: what.to_owned(),
+                code: code.0,
+                text: error.to_string(),
+            }),
+        },
+        Err(source) => Err(BusError::Unavailable { what: what.to_owned(), source: source.into() }),
+    }
+}
+
+fn refuse_difference(
+    name: String,
+    wanted: &impl Serialize,
+    found: &impl Serialize,
+    free: &[&str],
+) -> Result<(), ProvisionError> {
+    let differences = differences(&fields(wanted), &fields(found), free);
+    if differences.is_empty() { Ok(()) } else { Err(ProvisionError::Differs { name, differences }) }
+}
+
+fn fields(config: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(config).expect("a configuration is a JSON object") {
+        Value::Object(fields) => fields,
+        _ => unreachable!("a configuration is a JSON object"),
+    }
+}
+
+/// A field that is absent on one side has its default there, which JSON writes as null, false, 0, "" or not at all.
+fn differences(wanted: &Map<String, Value>, found: &Map<String, Value>, free: &[&str]) -> Vec<Difference> {
+    let names = wanted.keys().chain(found.keys().filter(|name| !wanted.contains_key(*name)));
+    let value = |side: &Map<String, Value>, name: &str| side.get(name).cloned().unwrap_or_default();
+    names
+        .filter(|name| !free.contains(&name.as_str()))
+        .map(|name| (name, value(wanted, name), value(found, name)))
+        .filter(|(_, wanted, found)| wanted != found && !(is_default(wanted) && is_default(found)))
+        .map(|(name, wanted, found)| Difference {
+            field: name.clone(),
+            wanted: wanted.to_string(),
+            found: found.to_string(),
+        })
+        .collect()
+}
+
+fn is_default(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        // The server writes "no limit" as -1 where 0 was asked for.
+        Value::Number(value) => matches!(value.as_i64(), Some(0 | -1)),
+        Value::String(value) => value.is_empty(),
+        Value::Array(value) => value.is_empty(),
+        Value::Object(value) => value.is_empty(),
+    }
+}
+
+fn stream_config(spec: &StreamSpec) -> stream::Config {
+    stream::Config {
+        name: spec.name.clone(),
+        subjects: vec![spec.subjects.clone()],
+        retention: match spec.retention {
+            Retention::WorkQueue => RetentionPolicy::WorkQueue,
+            Retention::Limits => RetentionPolicy::Limits,
+        },
+        storage: StorageType::File,
+        // A full stream refuses: what was accepted is never dropped to make room.
+        discard: DiscardPolicy::New,
+        max_messages: spec.messages_max,
+        max_bytes: spec.bytes_max,
+        max_message_size: spec.message_bytes_max,
+        max_age: spec.age_max,
+        max_messages_per_subject: if spec.one_per_subject { 1 } else { -1 },
+        discard_new_per_subject: spec.one_per_subject,
+        duplicate_window: spec.duplicate_window,
+        republish: spec.announce.as_ref().map(|announce| Republish {
+            source: announce.source.clone(),
+            destination: announce.destination.clone(),
+            headers_only: true,
+        }),
+        allow_direct: true,
+        num_replicas: 1,
+        ..stream::Config::default()
+    }
+}
+
+/// The client's KV does the same; spelled out so that one comparison serves streams and buckets.
+fn bucket_config(spec: &BucketSpec) -> stream::Config {
+    /// The server's default window, or the whole life of an entry where that is shorter.
+    const WINDOW: Duration = Duration::from_secs(120);
+    let age_max = spec.age_max.unwrap_or_default();
+    stream::Config {
+        name: bucket_stream(&spec.name),
+        subjects: vec![bucket_subject(&spec.name, ">")],
+        retention: RetentionPolicy::Limits,
+        storage: if spec.durable { StorageType::File } else { StorageType::Memory },
+        discard: DiscardPolicy::New,
+        max_messages: -1,
+        max_bytes: spec.bytes_max,
+        max_messages_per_subject: 1,
+        max_age: age_max,
+        duplicate_window: if age_max.is_zero() { WINDOW } else { WINDOW.min(age_max) },
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        allow_message_ttl: spec.marker_ttl.is_some(),
+        subject_delete_marker_ttl: spec.marker_ttl,
+        num_replicas: 1,
+        ..stream::Config::default()
+    }
+}
+
+fn consumer_config(spec: &ConsumerSpec) -> consumer::Config {
+    consumer::Config {
+        durable_name: Some(spec.name.clone()),
+        filter_subject: spec.filter.clone(),
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: spec.ack_wait,
+        // Attempts are counted by the application: naks of busy workers count here too, and a message that
+        // exhausts its deliveries stays in the stream unseen.
+        max_deliver: -1,
+        max_ack_pending: spec.ack_pending_max,
+        max_waiting: spec.waiting_max,
+        // A guard: no client comfort can hoard more than it was meant to.
+        max_batch: 1,
+        ..consumer::Config::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(value: Value) -> Map<String, Value> {
+        fields(&value)
+    }
+
+    #[test]
+    fn only_settings_of_the_topology_are_compared() {
+        let table = [
+            (json!({"max_msgs": 5}), json!({"max_msgs": 5}), vec![]),
+            (json!({"max_msgs": 5}), json!({"max_msgs": 6}), vec!["max_msgs"]),
+            (json!({"max_msgs": 5}), json!({}), vec!["max_msgs"]),
+            (json!({}), json!({"sealed": true}), vec!["sealed"]),
+            (json!({"max_consumers": 0}), json!({"max_consumers": -1, "sealed": false}), vec![]),
+            (json!({}), json!({"metadata": {"_nats.ver": "2.15.1"}, "num_replicas": 3}), vec![]),
+        ];
+        for (wanted, found, expected) in table {
+            let differences = differences(&object(wanted), &object(found), &STREAM_FIELDS_FREE);
+            let fields: Vec<&str> = differences.iter().map(|difference| difference.field.as_str()).collect();
+            assert_eq!(fields, expected);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The one way a message gets into a stream: with an id, with trace context, and waiting for the server's word.
+//!
+//! A publish that timed out may still have been stored (the client sends its buffer after a reconnect). So every
+//! message has an id under which the server drops a repeat, and every failure but "full" and "too large" is tried
+//! again.
+
+use std::time::Duration;
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{ErrorCode as ServerCode, publish::PublishAck, response::Response},
+};
+use bytes::Bytes;
+use protocol::{ArJob, DenoiseJob, JobRecord, OutputResult, PriorityClass, Subject, encode};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    bus::{Bus, RequestFailure, bucket_subject},
+    error::{PublishError, Source},
+    trace,
+};
+
+/// How long a publish is tried: twice the longest election measured (8 s).
+const PUBLISH_RETRY_MAX: Duration = Duration::from_secs(15);
+
+/// Pauses between tries: the first is short, for a broker that only restarts.
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY_MAX: Duration = Duration::from_millis(250);
+
+/// Says whether a result holds a picture, so that a notice need not be followed by its bytes.
+const STATUS_HEADER: &str = "Fresco-Status";
+
+/// Who won the one place a result has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// This result is the result.
+    First,
+    /// Another one was there before; this one is dropped.
+    Taken,
+}
+
+/// A message on its way into a stream.
+pub(crate) struct Publish {
+    pub(crate) subject: String,
+    /// Under which the server drops repeats; `None` where a repeat overwrites.
+    pub(crate) id: Option<String>,
+    pub(crate) headers: HeaderMap,
+    pub(crate) payload: Bytes,
+}
+
+/// The server's word on one try.
+enum Answer {
+    Stored,
+    Full,
+    TooLarge { bytes_max: usize },
+    Retry(Source),
+}
+
+impl Bus {
+    /// Queues a request for the AR stage. A repeat within the stream's window is dropped.
+    pub async fn publish_ar_job(&self, job: &ArJob) -> Result<(), PublishError> {
+        let subject = Subject::Ar(PriorityClass::Standard, job.job);
+        self.enqueue(subject, job.job.to_string(), encode(job)?).await
+    }
+
+    /// Queues an output for a denoiser. A repeat within the stream's window is dropped.
+    pub async fn publish_denoise_job(&self, class: PriorityClass, job: &DenoiseJob) -> Result<(), PublishError> {
+        let subject = Subject::Denoise(class, job.output);
+        self.enqueue(subject, format!("{}.{}", job.output.job, job.output.index), encode(job)?).await
+    }
+
+    /// Stores the record of an accepted job.
+    pub async fn create_job(&self, record: &JobRecord) -> Result<(), PublishError> {
+        let subject = bucket_subject(&self.topology().jobs.name, &record.job.to_string());
+        let id = Some(record.job.to_string());
+        let publish = Publish { subject, id, headers: HeaderMap::new(), payload: encode(record)?.into() };
+        self.publish(&publish).await
+    }
+
+    /// Stores a result, if its output has none yet. A full results stream is waited for like a missing one: the
+    /// picture exists, and its worker keeps its message meanwhile.
+    pub async fn put_result(&self, result: &OutputResult) -> Result<Fence, PublishError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(STATUS_HEADER, if result.outcome.is_ok() { "ok" } else { "error" });
+        // One id per call, not per output: "duplicate" then means that an earlier try of this very call is stored.
+        let id = self.client().new_inbox();
+        let subject = self.prefix().subject(&Subject::Result(result.output));
+        let publish = Publish { subject, id: Some(id.clone()), headers, payload: encode(result)?.into() };
+        let end = Instant::now() + PUBLISH_RETRY_MAX;
+        let mut delay = RETRY_DELAY_MIN;
+        loop {
+            let source = match self.try_publish(&publish).await {
+                Answer::Stored => return Ok(Fence::First),
+                Answer::TooLarge { bytes_max } => return Err(too_large(&publish, bytes_max)),
+                // The server has one code for every limit and only its text tells which. What is stored tells too.
+                Answer::Full => match self.stored_result(result.output).await {
+                    Ok(Some(stored)) => return Ok(winner(stored.headers.as_ref(), &id)),
+                    Ok(None) => "the results stream is full".into(),
+                    Err(error) => error.into(),
+                },
+                Answer::Retry(source) => source,
+            };
+            wait_or_give_up(&publish, end, &mut delay, source).await?;
+        }
+    }
+
+    async fn enqueue(&self, subject: Subject, id: String, bytes: Vec<u8>) -> Result<(), PublishError> {
+        let subject = self.prefix().subject(&subject);
+        let publish = Publish { subject, id: Some(id), headers: HeaderMap::new(), payload: bytes.into() };
+        self.publish(&publish).await
+    }
+
+    /// Until the server says it is stored, or that it will not be.
+    async fn publish(&self, publish: &Publish) -> Result<(), PublishError> {
+        let end = Instant::now() + PUBLISH_RETRY_MAX;
+        let mut delay = RETRY_DELAY_MIN;
+        loop {
+            let source = match self.try_publish(publish).await {
+                Answer::Stored => return Ok(()),
+                Answer::Full => return Err(PublishError::Full { subject: publish.subject.clone() }),
+                Answer::TooLarge { bytes_max } => return Err(too_large(publish, bytes_max)),
+                Answer::Retry(source) => source,
+            };
+            wait_or_give_up(publish, end, &mut delay, source).await?;
+        }
+    }
+
+    /// One try, without the retries: for what is soon published again anyway.
+    pub(crate) async fn publish_once(&self, publish: &Publish) -> Result<(), PublishError> {
+        match self.try_publish(publish).await {
+            Answer::Stored => Ok(()),
+            Answer::Full => Err(PublishError::Full { subject: publish.subject.clone() }),
+            Answer::TooLarge { bytes_max } => Err(too_large(publish, bytes_max)),
+            Answer::Retry(source) => Err(PublishError::Unavailable { subject: publish.subject.clone(), source }),
+        }
+    }
+
+    async fn try_publish(&self, publish: &Publish) -> Answer {
+        let mut headers = publish.headers.clone();
+        trace::inject(&mut headers);
+        if let Some(id) = &publish.id {
+            headers.insert("Nats-Msg-Id", id.as_str());
+        }
+        let answer = match self.request(publish.subject.clone(), Some(headers), publish.payload.clone()).await {
+            Ok(answer) => answer,
+            // Before the first connection the client goes by a default limit, which says nothing about the server's.
+            Err(RequestFailure::TooLarge(_)) if self.client().try_server_info().is_some() => {
+                return Answer::TooLarge { bytes_max: self.client().max_payload() };
+            }
+            Err(RequestFailure::TooLarge(source) | RequestFailure::Unavailable(source)) => {
+                return Answer::Retry(source);
+            }
+        };
+        match serde_json::from_slice::<Response<PublishAck>>(&answer.payload) {
+            Ok(Response::Ok(_)) => Answer::Stored,
+            Ok(Response::Err { error }) => match error.error_code() {
+                ServerCode::STREAM_STORE_FAILED => Answer::Full,
+                ServerCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => {
+                    Answer::TooLarge { bytes_max: self.client().max_payload() }
+                }
+                _ => Answer::Retry(error.into()),
+            },
+            Err(error) => Answer::Retry(error.into()),
+        }
+    }
+}
+
+async fn wait_or_give_up(
+    publish: &Publish,
+    end: Instant,
+    delay: &mut Duration,
+    source: Source,
+) -> Result<(), PublishError> {
+    if Instant::now() + *delay >= end {
+        return Err(PublishError::Unavailable { subject: publish.subject.clone(), source });
+    }
+    tracing::debug!(subject = publish.subject, %source, "message is not confirmed yet");
+    sleep(*delay).await;
+    *delay = (*delay * 3 / 2).min(RETRY_DELAY_MAX);
+    Ok(())
+}
+
+fn too_large(publish: &Publish, bytes_max: usize) -> PublishError {
+    PublishError::TooLarge { bytes: publish.payload.len(), bytes_max }
+}
+
+/// Whether the stored result came from the call that published under `id`.
+fn winner(headers: Option<&HeaderMap>, id: &str) -> Fence {
+    let stored = headers.and_then(|headers| headers.get("Nats-Msg-Id"));
+    if stored.is_some_and(|stored| stored.as_str() == id) { Fence::First } else { Fence::Taken }
+}

@@ -1,0 +1,279 @@
+//! Results matched to those who wait for them: one task that owns every waiting job.
+//!
+//! The server announces each stored result, headers only; the picture is then read at this process's own pace, so
+//! that a burst of large pictures cannot cut it off as a slow consumer (1 of 20 pictures arrived that way,
+//! measured). An announcement can be missed, in a reconnect or a change of leader, so what is still missing is
+//! looked for every [`SWEEP_PERIOD`] and at each reconnect.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_nats::{Message as NatsMessage, Subscriber};
+use futures::{
+    StreamExt,
+    future::{BoxFuture, FutureExt},
+    stream::FuturesUnordered,
+};
+use protocol::{
+    ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputResult, OutputTimings, Progress, Subject, decode,
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{bus::Bus, connection::Connection, error::BusError};
+
+/// Most watches at once in one process; more requests than this are refused rather than swept.
+pub const WATCHES_MAX: usize = 1_024;
+
+/// How long a missed announcement delays a result at most.
+const SWEEP_PERIOD: Duration = Duration::from_secs(2);
+
+/// Pictures in memory on their way in: 4 x 16 MB at most.
+const FETCHES_MAX: usize = 4;
+
+/// The latest progress of each output that has any.
+pub type ProgressByOutput = BTreeMap<OutputIndex, Progress>;
+
+/// As many jobs are being watched as may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{WATCHES_MAX} jobs are being watched already")]
+pub struct ResultsFull;
+
+/// Hands each job's results to whoever watches it. Clones share the task.
+#[derive(Debug, Clone)]
+pub struct Results {
+    places: Arc<Semaphore>,
+    waiters: mpsc::Sender<(JobId, Waiter)>,
+}
+
+/// One job's results as they come. Dropping it forgets the job.
+#[derive(Debug)]
+pub struct JobWatch {
+    results: mpsc::Receiver<OutputResult>,
+    progress: watch::Receiver<ProgressByOutput>,
+}
+
+/// The task's side of a [`JobWatch`].
+#[derive(Debug)]
+struct Waiter {
+    missing: BTreeSet<OutputIndex>,
+    results: mpsc::Sender<OutputResult>,
+    progress: watch::Sender<ProgressByOutput>,
+    /// Held until the task forgets the watch: it bounds the task's map, not the callers.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Results {
+    /// Listens for results until `shutdown`; a watch then ends early.
+    pub async fn start(bus: &Bus, tracker: &TaskTracker, shutdown: CancellationToken) -> Result<Self, BusError> {
+        let (waiters, waiters_in) = mpsc::channel(WATCHES_MAX);
+        let matching = Matching {
+            done: subscribe(bus, bus.prefix().done_pattern()).await?,
+            progress: subscribe(bus, bus.prefix().progress_pattern()).await?,
+            connection: bus.connection(),
+            bus: bus.clone(),
+            waiting: HashMap::new(),
+            wanted: VecDeque::new(),
+            known: HashSet::new(),
+            fetches: FuturesUnordered::new(),
+        };
+        tracker.spawn(matching.run(waiters_in, shutdown));
+        Ok(Self { places: Arc::new(Semaphore::new(WATCHES_MAX)), waiters })
+    }
+
+    /// Watches the outputs `0..outputs` of `job`. Start it before the job is published.
+    pub fn watch(&self, job: JobId, outputs: u8) -> Result<JobWatch, ResultsFull> {
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| ResultsFull)?;
+        let missing: BTreeSet<OutputIndex> = OutputIndex::first(outputs).collect();
+        // Room for every output: the task never waits for a watcher.
+        let (results, results_in) = mpsc::channel(missing.len().max(1));
+        let (progress, progress_in) = watch::channel(ProgressByOutput::new());
+        let waiter = Waiter { missing, results, progress, _place: place };
+        // A full channel cannot be, it has a place per permit; a closed one means shutdown, and the watch ends.
+        if let Err(refused) = self.waiters.try_send((job, waiter)) {
+            tracing::debug!(%job, %refused, "watch ends at once");
+        }
+        Ok(JobWatch { results: results_in, progress: progress_in })
+    }
+}
+
+async fn subscribe(bus: &Bus, pattern: String) -> Result<Subscriber, BusError> {
+    let subscribed = bus.client().subscribe(pattern.clone()).await;
+    subscribed.map_err(|source| BusError::Unavailable { what: pattern, source: source.into() })
+}
+
+impl JobWatch {
+    /// The next result, each output's once, in any order; `None` when all came, and at shutdown. Cancellation safe.
+    pub async fn next(&mut self) -> Option<OutputResult> {
+        self.results.recv().await
+    }
+
+    /// The latest progress of each output, and changes of it.
+    pub fn progress(&self) -> watch::Receiver<ProgressByOutput> {
+        self.progress.clone()
+    }
+}
+
+type Fetch = BoxFuture<'static, (OutputId, Result<Option<OutputResult>, BusError>)>;
+
+struct Matching {
+    bus: Bus,
+    done: Subscriber,
+    progress: Subscriber,
+    connection: watch::Receiver<Connection>,
+    /// At most [`WATCHES_MAX`] waiters in all. Two may wait for one job.
+    waiting: HashMap<JobId, Vec<Waiter>>,
+    /// To be fetched; announced ones first.
+    wanted: VecDeque<OutputId>,
+    /// Those in `wanted` and `fetches`.
+    known: HashSet<OutputId>,
+    fetches: FuturesUnordered<Fetch>,
+}
+
+impl Matching {
+    async fn run(mut self, mut waiters: mpsc::Receiver<(JobId, Waiter)>, shutdown: CancellationToken) {
+        let mut sweep = interval(SWEEP_PERIOD);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut epoch = self.connection.borrow_and_update().epoch;
+        loop {
+            self.start_fetches();
+            tokio::select! {
+                // New watches first: what is announced next may be theirs.
+                biased;
+                () = shutdown.cancelled() => return,
+                waiter = waiters.recv() => match waiter {
+                    Some((job, waiter)) => self.add(job, waiter),
+                    None => return,
+                },
+                Some((output, fetched)) = self.fetches.next() => self.fetched(output, fetched),
+                notice = self.done.next() => match notice {
+                    Some(notice) => self.announced(&notice),
+                    None => return,
+                },
+                progress = self.progress.next() => match progress {
+                    Some(message) => self.progressed(&message),
+                    None => return,
+                },
+                changed = self.connection.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let now = *self.connection.borrow_and_update();
+                    if now.up && now.epoch != epoch {
+                        epoch = now.epoch;
+                        self.sweep();
+                    }
+                }
+                _ = sweep.tick() => self.sweep(),
+            }
+        }
+    }
+
+    fn add(&mut self, job: JobId, waiter: Waiter) {
+        if waiter.missing.is_empty() {
+            return;
+        }
+        for &index in &waiter.missing {
+            self.want(job.output(index));
+        }
+        self.waiting.entry(job).or_default().push(waiter);
+    }
+
+    fn announced(&mut self, notice: &NatsMessage) {
+        let Ok(Subject::Done(output)) = self.bus.prefix().parse(&notice.subject) else { return };
+        if self.is_missing(output) && self.known.insert(output) {
+            self.wanted.push_front(output);
+        }
+    }
+
+    fn progressed(&self, message: &NatsMessage) {
+        let Ok(progress) = decode::<Progress>(&message.payload) else { return };
+        for waiter in self.waiting.get(&progress.output.job).into_iter().flatten() {
+            waiter.progress.send_modify(|latest| {
+                latest.insert(progress.output.index, progress);
+            });
+        }
+    }
+
+    /// Looks for everything that is missing, and forgets who does not wait any more.
+    fn sweep(&mut self) {
+        self.waiting.retain(|_, waiters| {
+            waiters.retain(|waiter| !waiter.results.is_closed());
+            !waiters.is_empty()
+        });
+        let outputs = self.waiting.iter().flat_map(|(job, waiters)| {
+            waiters.iter().flat_map(|waiter| waiter.missing.iter().map(|&index| job.output(index)))
+        });
+        for output in outputs.collect::<Vec<_>>() {
+            self.want(output);
+        }
+    }
+
+    fn want(&mut self, output: OutputId) {
+        if self.known.insert(output) {
+            self.wanted.push_back(output);
+        }
+    }
+
+    fn start_fetches(&mut self) {
+        while self.fetches.len() < FETCHES_MAX {
+            let Some(output) = self.wanted.pop_front() else { return };
+            if !self.is_missing(output) {
+                self.known.remove(&output);
+                continue;
+            }
+            let bus = self.bus.clone();
+            self.fetches.push(async move { (output, bus.result(output).await) }.boxed());
+        }
+    }
+
+    fn fetched(&mut self, output: OutputId, fetched: Result<Option<OutputResult>, BusError>) {
+        self.known.remove(&output);
+        match fetched {
+            Ok(Some(result)) => self.hand_out(output, &result),
+            Ok(None) => {}
+            Err(error @ BusError::Decode { .. }) => {
+                // It is the output's one result and stays it: waiting on would only turn it into a timeout.
+                tracing::error!(%output, %error, "stored result cannot be read");
+                self.hand_out(output, &unreadable(output));
+            }
+            // The next sweep asks again.
+            Err(error) => tracing::debug!(%output, %error, "result was not read"),
+        }
+    }
+
+    fn hand_out(&mut self, output: OutputId, result: &OutputResult) {
+        let Some(waiters) = self.waiting.get_mut(&output.job) else { return };
+        for waiter in waiters.iter_mut() {
+            if waiter.missing.remove(&output.index) && waiter.results.try_send(result.clone()).is_err() {
+                tracing::debug!(%output, "result came for nobody");
+            }
+        }
+        waiters.retain(|waiter| !waiter.missing.is_empty());
+        if waiters.is_empty() {
+            self.waiting.remove(&output.job);
+        }
+    }
+
+    fn is_missing(&self, output: OutputId) -> bool {
+        let waiters = self.waiting.get(&output.job);
+        waiters.is_some_and(|waiters| waiters.iter().any(|waiter| waiter.missing.contains(&output.index)))
+    }
+}
+
+fn unreadable(output: OutputId) -> OutputResult {
+    OutputResult {
+        output,
+        outcome: Err(JobError::new(ErrorCode::MessageInvalid, "the stored result cannot be read")),
+        seed: None,
+        usage: None,
+        timings: OutputTimings::default(),
+        worker: None,
+    }
+}

@@ -1,0 +1,133 @@
+//! A broker of a test's own: real nats-server, own port, own store, gone with the test. No runtime needed.
+
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses its part of the harness")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+/// What the tests' server is told. The limits of the topology are reserved, not used, so they are set out of reach.
+const CONFIG: &str = r#"
+max_payload: 16MB
+max_pending: 256MB
+ping_interval: "5s"
+ping_max: 2
+jetstream { max_mem: 1G, max_file: 1T, sync_interval: always }
+"#;
+
+/// A running nats-server.
+pub struct Broker {
+    dir: TempDir,
+    port: u16,
+    child: Child,
+}
+
+impl Broker {
+    /// On a free port, with an empty store.
+    pub fn start() -> Self {
+        let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
+        let (child, port) = spawn(&dir, -1);
+        Self { dir, port, child }
+    }
+
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// As a power cut would end the process: kill -9.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.child.wait().expect("a killed server ends");
+    }
+
+    /// After [`Broker::kill`] or [`Broker::stop`]: the same port and store.
+    pub fn start_again(&mut self) {
+        let (child, port) = spawn(&self.dir, i32::from(self.port));
+        assert_eq!(port, self.port, "the server listens where it did before");
+        self.child = child;
+    }
+
+    /// As an operator ends it.
+    pub fn stop(&mut self) {
+        self.signal(Signal::SIGTERM);
+        self.child.wait().expect("a server told to end ends");
+    }
+
+    /// Frozen: connections stay, nothing answers.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a process id fits");
+        kill(Pid::from_raw(pid), signal).expect("the server runs");
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // Already ended, or ends now: both are fine.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// The server that set-up has put in place.
+fn server() -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = root.ancestors().find(|dir| dir.join("Cargo.lock").exists()).expect("the workspace has a lock file");
+    let server = root.join(".fresco/bin/nats-server");
+    assert!(server.exists(), "{} is missing: run infra/setup", server.display());
+    server
+}
+
+/// Starts the server and waits for it to say that it is ready. Port -1 is any free one.
+fn spawn(dir: &TempDir, port: i32) -> (Child, u16) {
+    let config = dir.path().join("nats.conf");
+    std::fs::write(&config, CONFIG).expect("the configuration can be written");
+    let mut child = Command::new(server())
+        .args(["-a", "127.0.0.1", "-p", &port.to_string()])
+        .arg("-c")
+        .arg(&config)
+        .arg("-sd")
+        .arg(dir.path().join("store"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("nats-server starts");
+    let mut log = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+    let (mut text, mut port) = (String::new(), None);
+    loop {
+        let Some(Ok(line)) = log.next() else { panic!("nats-server ended before it was ready:\n{text}") };
+        if let Some((_, address)) = line.split_once("Listening for client connections on ") {
+            port = address.rsplit(':').next().and_then(|port| port.parse().ok());
+        }
+        let ready = line.contains("Server is ready");
+        text.push_str(&line);
+        text.push('\n');
+        if ready {
+            break;
+        }
+    }
+    // Somebody has to read the pipe, or the server blocks on its log.
+    thread::spawn(move || log.for_each(drop));
+    (child, port.expect("the server tells its port"))
+}
