@@ -76,11 +76,22 @@ struct Body<T> {
 
 /// The bytes of `message`.
 pub fn encode<T: Message>(message: &T) -> Result<Vec<u8>, EncodeError> {
-    let envelope = Envelope { kind: T::KIND, version: T::VERSION, body: message };
+    let envelope = Envelope {
+        kind: T::KIND,
+        version: T::VERSION,
+        body: message,
+    };
     let mut bytes = Vec::new();
     // Human-readable: types with two forms (addresses) use their text, like all ids do.
-    let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map().with_human_readable();
-    envelope.serialize(&mut serializer).map_err(|source| EncodeError { kind: T::KIND, source })?;
+    let mut serializer = rmp_serde::Serializer::new(&mut bytes)
+        .with_struct_map()
+        .with_human_readable();
+    envelope
+        .serialize(&mut serializer)
+        .map_err(|source| EncodeError {
+            kind: T::KIND,
+            source,
+        })?;
     Ok(bytes)
 }
 
@@ -91,13 +102,23 @@ fn read<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, rmp_serde::deco
 
 /// The message in `bytes`.
 pub fn decode<T: Message>(bytes: &[u8]) -> Result<T, DecodeError> {
-    let broken = |source| DecodeError::Bytes { kind: T::KIND, source };
+    let broken = |source| DecodeError::Bytes {
+        kind: T::KIND,
+        source,
+    };
     let head: Head = read(bytes).map_err(broken)?;
     if head.kind != T::KIND {
-        return Err(DecodeError::Kind { kind: T::KIND, found: head.kind });
+        return Err(DecodeError::Kind {
+            kind: T::KIND,
+            found: head.kind,
+        });
     }
     if head.version != T::VERSION {
-        return Err(DecodeError::Version { kind: T::KIND, version: T::VERSION, found: head.version });
+        return Err(DecodeError::Version {
+            kind: T::KIND,
+            version: T::VERSION,
+            found: head.version,
+        });
     }
     let Body { body } = read(bytes).map_err(broken)?;
     Ok(body)

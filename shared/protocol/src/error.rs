@@ -113,7 +113,10 @@ impl JobError {
     /// Cuts `text` at [`ERROR_TEXT_CHARS_MAX`] and at its first line break: libtorch's texts carry stack traces.
     pub fn new(code: ErrorCode, text: &str) -> Self {
         let line = text.lines().next().unwrap_or_default();
-        Self { code, text: line.chars().take(ERROR_TEXT_CHARS_MAX).collect() }
+        Self {
+            code,
+            text: line.chars().take(ERROR_TEXT_CHARS_MAX).collect(),
+        }
     }
 }
 
@@ -140,7 +143,10 @@ mod tests {
 
     #[test]
     fn an_error_text_is_one_short_line() {
-        let error = JobError::new(ErrorCode::DenoiseFailed, &format!("{}\nframe #0", "x".repeat(600)));
+        let error = JobError::new(
+            ErrorCode::DenoiseFailed,
+            &format!("{}\nframe #0", "x".repeat(600)),
+        );
         assert_eq!(error.text, "x".repeat(ERROR_TEXT_CHARS_MAX));
     }
 }

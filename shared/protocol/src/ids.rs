@@ -96,7 +96,11 @@ pub struct OutputIndex(u8);
 impl OutputIndex {
     /// `None` from [`OUTPUTS_PER_JOB_MAX`] on.
     pub const fn new(index: u8) -> Option<Self> {
-        if index < OUTPUTS_PER_JOB_MAX { Some(Self(index)) } else { None }
+        if index < OUTPUTS_PER_JOB_MAX {
+            Some(Self(index))
+        } else {
+            None
+        }
     }
 
     /// The indices `0..outputs`, as far as indices go.
@@ -152,7 +156,10 @@ impl FromStr for OutputId {
     fn from_str(text: &str) -> Result<Self, IdError> {
         let (job, index) = text.split_once('-').ok_or(IdError::Output)?;
         let (job, index) = (job.parse(), index.parse());
-        Ok(Self { job: job.map_err(|_| IdError::Output)?, index: index.map_err(|_| IdError::Output)? })
+        Ok(Self {
+            job: job.map_err(|_| IdError::Output)?,
+            index: index.map_err(|_| IdError::Output)?,
+        })
     }
 }
 serde_as_text!(OutputId);
@@ -195,12 +202,18 @@ pub struct Seed(u64);
 impl Seed {
     /// `None` above [`SEED_MAX`].
     pub const fn new(seed: u64) -> Option<Self> {
-        if seed <= SEED_MAX { Some(Self(seed)) } else { None }
+        if seed <= SEED_MAX {
+            Some(Self(seed))
+        } else {
+            None
+        }
     }
 
     /// The seed of output `index` of a request with this seed; `None` when the sum is above [`SEED_MAX`].
     pub fn offset(self, index: OutputIndex) -> Option<Self> {
-        self.0.checked_add(u64::from(index.get())).and_then(Self::new)
+        self.0
+            .checked_add(u64::from(index.get()))
+            .and_then(Self::new)
     }
 
     /// As a number.
@@ -270,13 +283,24 @@ mod tests {
 
     #[test]
     fn texts_that_are_no_ids_are_refused() {
-        for text in ["", "-", "-0", "00", "0123456789abcdef0123456789abcdeF", "0123456789abcdef0123456789abcde-0"] {
+        for text in [
+            "",
+            "-",
+            "-0",
+            "00",
+            "0123456789abcdef0123456789abcdeF",
+            "0123456789abcdef0123456789abcde-0",
+        ] {
             assert_eq!(text.parse::<OutputId>(), Err(IdError::Output), "{text}");
             assert_eq!(text.parse::<JobId>(), Err(IdError::Job), "{text}");
         }
         let job = JobId::from_u128(7);
         for index in ["10", "+1", "", "01", "a", "1-1"] {
-            assert_eq!(format!("{job}-{index}").parse::<OutputId>(), Err(IdError::Output), "{index}");
+            assert_eq!(
+                format!("{job}-{index}").parse::<OutputId>(),
+                Err(IdError::Output),
+                "{index}"
+            );
         }
         for worker in ["", "a.b", "A", "a b", "a*", &"a".repeat(65)] {
             assert_eq!(worker.parse::<WorkerId>(), Err(IdError::Worker), "{worker}");

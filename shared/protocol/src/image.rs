@@ -16,7 +16,9 @@ pub enum ParameterError {
     #[error("size is not <width>x<height>, for example 1024x1024")]
     SizeText,
     /// A side that is no multiple of 32, or is 0, or is too long.
-    #[error("width and height must be multiples of {SIDE_PIXELS_MULTIPLE} from {SIDE_PIXELS_MULTIPLE} to {SIDE_PIXELS_MAX}, not {width}x{height}")]
+    #[error(
+        "width and height must be multiples of {SIDE_PIXELS_MULTIPLE} from {SIDE_PIXELS_MULTIPLE} to {SIDE_PIXELS_MAX}, not {width}x{height}"
+    )]
     SizeSide {
         /// In pixels.
         width: u32,
@@ -44,8 +46,14 @@ pub struct ImageSize {
 impl ImageSize {
     /// Checks both sides: multiples of [`SIDE_PIXELS_MULTIPLE`], at least one of it, at most [`SIDE_PIXELS_MAX`].
     pub fn new(width: u32, height: u32) -> Result<Self, ParameterError> {
-        let fits = |side: u32| side > 0 && side <= SIDE_PIXELS_MAX && side.is_multiple_of(SIDE_PIXELS_MULTIPLE);
-        if fits(width) && fits(height) { Ok(Self { width, height }) } else { Err(ParameterError::SizeSide { width, height }) }
+        let fits = |side: u32| {
+            side > 0 && side <= SIDE_PIXELS_MAX && side.is_multiple_of(SIDE_PIXELS_MULTIPLE)
+        };
+        if fits(width) && fits(height) {
+            Ok(Self { width, height })
+        } else {
+            Err(ParameterError::SizeSide { width, height })
+        }
     }
 
     /// In pixels.
@@ -60,7 +68,8 @@ impl ImageSize {
 
     /// Rows and columns of the prior-token grid, one token per 32 x 32 pixels (`token_h`, `token_w`).
     pub fn prior_grid(self) -> (u16, u16) {
-        let tokens = |side: u32| u16::try_from(side / SIDE_PIXELS_MULTIPLE).expect("at most 2048 / 32");
+        let tokens =
+            |side: u32| u16::try_from(side / SIDE_PIXELS_MULTIPLE).expect("at most 2048 / 32");
         (tokens(self.height), tokens(self.width))
     }
 }
@@ -82,7 +91,9 @@ serde_as_text!(ImageSize);
 
 /// Decimal digits without sign or leading zero, so that each size has one text.
 fn side(text: &str) -> Result<u32, ParameterError> {
-    let canonical = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    let canonical = !text.is_empty()
+        && text.bytes().all(|b| b.is_ascii_digit())
+        && (text == "0" || !text.starts_with('0'));
     if !canonical {
         return Err(ParameterError::SizeText);
     }
@@ -146,7 +157,10 @@ impl DenoiseParameters {
         if !(0.0..=GUIDANCE_SCALE_MAX).contains(&guidance_scale) {
             return Err(ParameterError::GuidanceScale);
         }
-        Ok(Self { steps, guidance_scale })
+        Ok(Self {
+            steps,
+            guidance_scale,
+        })
     }
 
     /// Denoising steps.
@@ -196,26 +210,61 @@ mod tests {
 
     #[test]
     fn sizes_outside_the_model_are_refused() {
-        for text in ["", "axb", "128", "128x", "x128", "128x128x128", "+128x128", "0128x128", " 128x128", "128X128"] {
-            assert_eq!(text.parse::<ImageSize>(), Err(ParameterError::SizeText), "{text}");
+        for text in [
+            "",
+            "axb",
+            "128",
+            "128x",
+            "x128",
+            "128x128x128",
+            "+128x128",
+            "0128x128",
+            " 128x128",
+            "128X128",
+        ] {
+            assert_eq!(
+                text.parse::<ImageSize>(),
+                Err(ParameterError::SizeText),
+                "{text}"
+            );
         }
-        for text in ["0x32", "100x100", "1000000x32", "32x2080", "33x32", "99999999999999x32"] {
+        for text in [
+            "0x32",
+            "100x100",
+            "1000000x32",
+            "32x2080",
+            "33x32",
+            "99999999999999x32",
+        ] {
             let error = text.parse::<ImageSize>();
-            assert!(matches!(error, Err(ParameterError::SizeSide { .. })), "{text}: {error:?}");
+            assert!(
+                matches!(error, Err(ParameterError::SizeSide { .. })),
+                "{text}: {error:?}"
+            );
         }
     }
 
     #[test]
     fn the_prior_grid_is_rows_by_columns() {
-        assert_eq!(ImageSize::new(1152, 864).expect("allowed").prior_grid(), (27, 36));
+        assert_eq!(
+            ImageSize::new(1152, 864).expect("allowed").prior_grid(),
+            (27, 36)
+        );
     }
 
     #[test]
     fn parameters_outside_the_model_are_refused() {
         assert_eq!(DenoiseParameters::new(0, 1.5), Err(ParameterError::Steps));
-        assert_eq!(DenoiseParameters::new(1001, 1.5), Err(ParameterError::Steps));
+        assert_eq!(
+            DenoiseParameters::new(1001, 1.5),
+            Err(ParameterError::Steps)
+        );
         for scale in [-0.1, 20.1, f64::NAN, f64::INFINITY] {
-            assert_eq!(DenoiseParameters::new(50, scale), Err(ParameterError::GuidanceScale), "{scale}");
+            assert_eq!(
+                DenoiseParameters::new(50, scale),
+                Err(ParameterError::GuidanceScale),
+                "{scale}"
+            );
         }
         assert!(DenoiseParameters::new(1000, 0.0).is_ok());
     }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorTokens, PriorUsage, Seed,
-    UnixMillis,
+    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorTokens,
+    PriorUsage, Seed, UnixMillis,
 };
 
 /// One picture of a request.

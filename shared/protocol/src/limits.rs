@@ -9,6 +9,10 @@ pub const OUTPUTS_PER_JOB_MAX: u8 = 10;
 /// model was trained on far shorter captions, so 8,192 leaves room without letting one prompt fill the KV cache.
 pub const PROMPT_CHARS_MAX: usize = 8_192;
 
+/// Texts that a prompt may not hold: they would reach the AR model as control tokens, which shift its positions or
+/// end its grid (the reference implementation crashes on `<|image|>`).
+pub const PROMPT_RESERVED_TEXTS: [&str; 3] = ["<|", "<sop>", "<eop>"];
+
 /// Width and height are multiples of this many pixels: one AR token covers 32 x 32.
 pub const SIDE_PIXELS_MULTIPLE: u32 = 32;
 

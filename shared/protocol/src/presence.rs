@@ -33,8 +33,15 @@ impl fmt::Display for Role {
 impl FromStr for Role {
     type Err = RoleError;
     fn from_str(text: &str) -> Result<Self, RoleError> {
-        let all = [Self::Gateway, Self::ArBatcher, Self::Denoiser, Self::Operator];
-        all.into_iter().find(|role| role.to_string() == text).ok_or(RoleError)
+        let all = [
+            Self::Gateway,
+            Self::ArBatcher,
+            Self::Denoiser,
+            Self::Operator,
+        ];
+        all.into_iter()
+            .find(|role| role.to_string() == text)
+            .ok_or(RoleError)
     }
 }
 serde_as_text!(Role);

@@ -35,7 +35,11 @@ impl PriorTokens {
     /// Checks that `ids` fills the grid.
     pub fn new(rows: u16, columns: u16, ids: Vec<u16>) -> Result<Self, PriorTokensError> {
         if ids.len() != usize::from(rows) * usize::from(columns) {
-            return Err(PriorTokensError::Count { ids: ids.len(), rows, columns });
+            return Err(PriorTokensError::Count {
+                ids: ids.len(),
+                rows,
+                columns,
+            });
         }
         Ok(Self { rows, columns, ids })
     }
@@ -81,7 +85,12 @@ struct Wire {
 impl Serialize for PriorTokens {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ids_le = self.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        Wire { rows: self.rows, columns: self.columns, ids_le }.serialize(serializer)
+        Wire {
+            rows: self.rows,
+            columns: self.columns,
+            ids_le,
+        }
+        .serialize(serializer)
     }
 }
 

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ImageFormat, ImageSize, JobError, Message, OutputId, PriorUsage, Seed, UnixMillis, WorkerId};
+use crate::{
+    ImageFormat, ImageSize, JobError, Message, OutputId, PriorUsage, Seed, UnixMillis, WorkerId,
+};
 
 /// The finished picture.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +22,13 @@ pub struct EncodedImage {
 /// Prints the number of bytes, never the bytes.
 impl std::fmt::Debug for EncodedImage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "EncodedImage({} {}, {} bytes)", self.format, self.size, self.bytes.len())
+        write!(
+            f,
+            "EncodedImage({} {}, {} bytes)",
+            self.format,
+            self.size,
+            self.bytes.len()
+        )
     }
 }
 

@@ -36,7 +36,9 @@ impl Prefix {
 
     /// The subject that `text` is in this deployment.
     pub fn parse(&self, text: &str) -> Result<Subject, SubjectError> {
-        let rest = text.strip_prefix(self.0.as_str()).and_then(|rest| rest.strip_prefix('.'));
+        let rest = text
+            .strip_prefix(self.0.as_str())
+            .and_then(|rest| rest.strip_prefix('.'));
         rest.ok_or(SubjectError::Subject)?.parse()
     }
 
@@ -103,7 +105,9 @@ impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ar(class, job) => write!(f, "{AR}.{class}.{job}"),
-            Self::Denoise(class, output) => write!(f, "{DENOISE}.{class}.{}.{}", output.job, output.index),
+            Self::Denoise(class, output) => {
+                write!(f, "{DENOISE}.{class}.{}.{}", output.job, output.index)
+            }
             Self::Result(output) => write!(f, "{RESULT}.{}.{}", output.job, output.index),
             Self::Done(output) => write!(f, "{DONE}.{}.{}", output.job, output.index),
             Self::Progress(output) => write!(f, "{PROGRESS}.{}.{}", output.job, output.index),
@@ -131,7 +135,10 @@ fn token<T: FromStr>(text: &str) -> Result<T, SubjectError> {
 }
 
 fn output(job: &str, index: &str) -> Result<OutputId, SubjectError> {
-    Ok(OutputId { job: token(job)?, index: token(index)? })
+    Ok(OutputId {
+        job: token(job)?,
+        index: token(index)?,
+    })
 }
 
 #[cfg(test)]
@@ -176,7 +183,10 @@ mod tests {
         let ours: Prefix = "a".parse().expect("allowed");
         let theirs: Prefix = "ab".parse().expect("allowed");
         let subject = Subject::Ar(PriorityClass::Standard, JobId::from_u128(1));
-        assert_eq!(ours.parse(&theirs.subject(&subject)), Err(SubjectError::Subject));
+        assert_eq!(
+            ours.parse(&theirs.subject(&subject)),
+            Err(SubjectError::Subject)
+        );
         for bad in ["", "A", "a.b", "a*", "a>", "a b"] {
             assert_eq!(bad.parse::<Prefix>(), Err(SubjectError::Prefix), "{bad}");
         }

@@ -119,7 +119,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MIB: i64 = 1024 * 1024;
 
 /// The consumer of one class in a work queue.
-fn consumer(prefix: &Prefix, stream: &str, family: &str, class: PriorityClass, ack_wait: Duration) -> ConsumerSpec {
+fn consumer(
+    prefix: &Prefix,
+    stream: &str,
+    family: &str,
+    class: PriorityClass,
+    ack_wait: Duration,
+) -> ConsumerSpec {
     ConsumerSpec {
         stream: prefix.name(stream),
         name: class.to_string(),
@@ -154,7 +160,10 @@ impl Topology {
         };
         Self {
             ar: queue("AR", AR),
-            denoise: StreamSpec { bytes_max: 1024 * MIB, ..queue("DN", DENOISE) },
+            denoise: StreamSpec {
+                bytes_max: 1024 * MIB,
+                ..queue("DN", DENOISE)
+            },
             results: StreamSpec {
                 name: prefix.name("RES"),
                 subjects: prefix.all(RESULT),
@@ -166,7 +175,10 @@ impl Topology {
                 age_max: RESULT_TTL,
                 one_per_subject: true,
                 duplicate_window: 2 * MINUTE,
-                announce: Some(Announce { source: prefix.all(RESULT), destination: prefix.all(DONE) }),
+                announce: Some(Announce {
+                    source: prefix.all(RESULT),
+                    destination: prefix.all(DONE),
+                }),
             },
             ar_consumer: consumer(prefix, "AR", AR, class, ack_wait),
             denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),

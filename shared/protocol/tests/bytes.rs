@@ -2,9 +2,10 @@
 //! other: restore the old bytes, or give the new shape a new version. Never regenerate a line of this file.
 
 use protocol::{
-    ArJob, CurrentWork, DecodeError, DenoiseJob, DenoiseParameters, EncodedImage, ErrorCode, ImageFormat, ImageSize,
-    JobError, JobId, JobRecord, Message, OutputIndex, OutputRequest, OutputResult, OutputTimings, PriorTokens,
-    PriorUsage, Progress, Role, Seed, Stage, WorkerPresence, WorkerState, decode, encode,
+    ArJob, CurrentWork, DecodeError, DenoiseJob, DenoiseParameters, EncodedImage, ErrorCode,
+    ImageFormat, ImageSize, JobError, JobId, JobRecord, Message, OutputIndex, OutputRequest,
+    OutputResult, OutputTimings, PriorTokens, PriorUsage, Progress, Role, Seed, Stage,
+    WorkerPresence, WorkerState, decode, encode,
 };
 
 const JOB: JobId = JobId::from_u128(0x0192_a3b4_c5d6_7e8f_8000_0000_0000_0001);
@@ -72,7 +73,10 @@ fn the_denoise_job_keeps_its_bytes() {
         format: ImageFormat::Png,
         denoise: denoise(),
         prior: PriorTokens::new(1, 2, vec![16_383, 2]).expect("two ids fill 1 x 2"),
-        usage: PriorUsage { prompt_tokens: 20, generated_tokens: 257 },
+        usage: PriorUsage {
+            prompt_tokens: 20,
+            generated_tokens: 257,
+        },
         accepted_at: 1_700_000_000_000,
         ar_started_at: 1_700_000_000_100,
         ar_finished_at: 1_700_000_000_300,
@@ -86,7 +90,10 @@ fn result(outcome: Result<EncodedImage, JobError>) -> OutputResult {
         output: JOB.output(outputs()[0].index),
         outcome,
         seed: Some(outputs()[0].seed),
-        usage: Some(PriorUsage { prompt_tokens: 20, generated_tokens: 257 }),
+        usage: Some(PriorUsage {
+            prompt_tokens: 20,
+            generated_tokens: 257,
+        }),
         timings: OutputTimings {
             accepted_at: 1_700_000_000_000,
             ar_started_at: Some(1_700_000_000_100),
@@ -101,19 +108,34 @@ fn result(outcome: Result<EncodedImage, JobError>) -> OutputResult {
 
 #[test]
 fn a_result_with_a_picture_keeps_its_bytes() {
-    let image = EncodedImage { format: ImageFormat::Png, size: size(), bytes: vec![0x89, b'P', b'N', b'G'] };
-    held(&result(Ok(image)), include_str!("bytes/output_result_ok.v1.hex").trim_end());
+    let image = EncodedImage {
+        format: ImageFormat::Png,
+        size: size(),
+        bytes: vec![0x89, b'P', b'N', b'G'],
+    };
+    held(
+        &result(Ok(image)),
+        include_str!("bytes/output_result_ok.v1.hex").trim_end(),
+    );
 }
 
 #[test]
 fn a_result_with_an_error_keeps_its_bytes() {
     let error = JobError::new(ErrorCode::DenoiseFailed, "out of memory");
-    held(&result(Err(error)), include_str!("bytes/output_result_error.v1.hex").trim_end());
+    held(
+        &result(Err(error)),
+        include_str!("bytes/output_result_error.v1.hex").trim_end(),
+    );
 }
 
 #[test]
 fn progress_keeps_its_bytes() {
-    let progress = Progress { output: JOB.output(outputs()[0].index), stage: Stage::Denoise, step: 3, steps: 8 };
+    let progress = Progress {
+        output: JOB.output(outputs()[0].index),
+        stage: Stage::Denoise,
+        step: 3,
+        steps: 8,
+    };
     held(&progress, include_str!("bytes/progress.v1.hex").trim_end());
 }
 
@@ -132,18 +154,31 @@ fn presence_keeps_its_bytes() {
             since: 1_700_000_000_301,
         }),
     };
-    held(&presence, include_str!("bytes/worker_presence.v1.hex").trim_end());
+    held(
+        &presence,
+        include_str!("bytes/worker_presence.v1.hex").trim_end(),
+    );
 }
 
 #[test]
 fn another_kind_or_version_is_refused_as_such() {
-    let progress = Progress { output: JOB.output(outputs()[0].index), stage: Stage::Prior, step: 0, steps: 1 };
+    let progress = Progress {
+        output: JOB.output(outputs()[0].index),
+        stage: Stage::Prior,
+        step: 0,
+        steps: 1,
+    };
     let bytes = encode(&progress).expect("encodes");
-    assert!(matches!(decode::<JobRecord>(&bytes), Err(DecodeError::Kind { found, .. }) if found == "progress"));
+    assert!(
+        matches!(decode::<JobRecord>(&bytes), Err(DecodeError::Kind { found, .. }) if found == "progress")
+    );
 
     // A later build's message: version 2, and a body this build has never seen.
     let later: &[u8] = b"\x83\xa4kind\xa8progress\xa7version\x02\xa4body\xa3new";
-    assert!(matches!(decode::<Progress>(later), Err(DecodeError::Version { found: 2, .. })));
+    assert!(matches!(
+        decode::<Progress>(later),
+        Err(DecodeError::Version { found: 2, .. })
+    ));
 }
 
 #[test]
@@ -160,7 +195,13 @@ fn broken_bytes_are_an_error_and_never_a_panic() {
     };
     let bytes = encode(&job).expect("encodes");
     for cut in 0..bytes.len() {
-        assert!(matches!(decode::<ArJob>(&bytes[..cut]), Err(DecodeError::Bytes { .. })), "cut at {cut}");
+        assert!(
+            matches!(
+                decode::<ArJob>(&bytes[..cut]),
+                Err(DecodeError::Bytes { .. })
+            ),
+            "cut at {cut}"
+        );
     }
 }
 
@@ -188,7 +229,10 @@ fn rmp_len(grid: &PriorTokens) -> usize {
         format: ImageFormat::Png,
         denoise: denoise(),
         prior,
-        usage: PriorUsage { prompt_tokens: 0, generated_tokens: 0 },
+        usage: PriorUsage {
+            prompt_tokens: 0,
+            generated_tokens: 0,
+        },
         accepted_at: 0,
         ar_started_at: 0,
         ar_finished_at: 0,

@@ -1,0 +1,310 @@
+//! Who runs together in the AR stage, as a pure rule: events in, actions out, the time an argument.
+//!
+//! The unit is a **row**: one output of one request. A request for `n` outputs is `n` rows and takes `n` slots, and
+//! may be split over batches. Rows of one batch have one size, because the native engine decodes equal lengths
+//! together.
+//!
+//! The rule: the oldest waiting row decides the size; rows of that size join it, oldest first, up to
+//! `slots_max`. The batch starts when it is full or when its oldest row has waited `delay`. One batch runs at a
+//! time, so whatever waits while one runs forms the next one without further delay.
+//!
+//! Oldest first over all sizes keeps a rare size from starving; the price is that a frequent size may wait for a
+//! batch of one. Letting full batches overtake would be faster on average and unbounded in the worst case.
+
+#![deny(missing_docs)]
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use protocol::{ImageSize, JobId, OutputId};
+
+/// The bounds of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Most rows in one batch, and most rows that may wait before no more work is wanted. At least 1.
+    pub slots_max: usize,
+    /// How long a row may wait for company while the engine is idle.
+    pub delay: Duration,
+}
+
+/// One output that needs prior tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// The output.
+    pub output: OutputId,
+    /// Rows of one batch have one size.
+    pub size: ImageSize,
+}
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A request's rows came in.
+    Arrived(Vec<Row>),
+    /// A request went away: its waiting rows are not run. Those of a running batch are not affected.
+    Withdrawn(JobId),
+    /// The running batch ended, well or not.
+    Finished,
+    /// Time went by: the instant of an earlier [`Action::WakeAt`] has come.
+    Woken,
+}
+
+/// What to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Run these rows together. All have one size, and there is at least one.
+    Run(Vec<Row>),
+    /// Send [`Event::Woken`] at this instant; replaces an earlier wish.
+    WakeAt(Instant),
+}
+
+struct Waiting {
+    row: Row,
+    since: Instant,
+}
+
+/// Forms batches. Deterministic: the same events give the same actions.
+pub struct BatchFormer {
+    limits: BatchLimits,
+    /// In order of arrival.
+    waiting: VecDeque<Waiting>,
+    running: bool,
+}
+
+impl BatchFormer {
+    /// With nothing waiting. A `slots_max` of 0 counts as 1: a batch of none would never end.
+    pub fn new(limits: BatchLimits) -> Self {
+        let limits = BatchLimits {
+            slots_max: limits.slots_max.max(1),
+            ..limits
+        };
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            running: false,
+        }
+    }
+
+    /// Whether another request should be taken from the queue: what waits does not fill the next batch yet. Work
+    /// beyond that waits in the queue, where any other batcher may take it.
+    pub fn wants_more(&self) -> bool {
+        self.waiting.len() < self.limits.slots_max
+    }
+
+    /// Takes an event at `now`, says what to do.
+    pub fn apply(&mut self, event: Event, now: Instant) -> Option<Action> {
+        match event {
+            Event::Arrived(rows) => self
+                .waiting
+                .extend(rows.into_iter().map(|row| Waiting { row, since: now })),
+            Event::Withdrawn(job) => self.waiting.retain(|waiting| waiting.row.output.job != job),
+            Event::Finished => self.running = false,
+            Event::Woken => {}
+        }
+        self.next_action(now)
+    }
+
+    fn next_action(&mut self, now: Instant) -> Option<Action> {
+        if self.running {
+            return None;
+        }
+        let oldest = self.waiting.front()?;
+        let (size, starts_at) = (oldest.row.size, oldest.since + self.limits.delay);
+        let rows = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.row.size == size)
+            .count();
+        if rows < self.limits.slots_max && now < starts_at {
+            return Some(Action::WakeAt(starts_at));
+        }
+        self.running = true;
+        Some(Action::Run(self.take(size)))
+    }
+
+    /// Removes the oldest rows of `size`, up to a full batch.
+    fn take(&mut self, size: ImageSize) -> Vec<Row> {
+        let mut taken = Vec::new();
+        let slots_max = self.limits.slots_max;
+        self.waiting.retain(|waiting| {
+            let joins = waiting.row.size == size && taken.len() < slots_max;
+            if joins {
+                taken.push(waiting.row);
+            }
+            !joins
+        });
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use protocol::OutputIndex;
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(20);
+
+    fn former(slots_max: usize) -> BatchFormer {
+        BatchFormer::new(BatchLimits {
+            slots_max,
+            delay: DELAY,
+        })
+    }
+
+    fn rows(job: u128, outputs: u8, side: u32) -> Vec<Row> {
+        let size = ImageSize::new(side, side).expect("a multiple of 32");
+        OutputIndex::first(outputs)
+            .map(|index| Row {
+                output: JobId::from_u128(job).output(index),
+                size,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_lone_row_waits_for_company_and_then_runs() {
+        let (mut former, start) = (former(4), Instant::now());
+        let row = rows(1, 1, 64);
+        assert_eq!(
+            former.apply(Event::Arrived(row.clone()), start),
+            Some(Action::WakeAt(start + DELAY))
+        );
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY / 2),
+            Some(Action::WakeAt(start + DELAY))
+        );
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(row))
+        );
+        assert_eq!(former.apply(Event::Woken, start + DELAY * 2), None);
+    }
+
+    #[test]
+    fn a_full_batch_runs_at_once() {
+        let (mut former, start) = (former(2), Instant::now());
+        assert_eq!(
+            former.apply(Event::Arrived(rows(1, 2, 64)), start),
+            Some(Action::Run(rows(1, 2, 64)))
+        );
+    }
+
+    #[test]
+    fn n_outputs_take_n_slots_and_may_be_split() {
+        let (mut former, start) = (former(3), Instant::now());
+        let five = rows(1, 5, 64);
+        assert_eq!(
+            former.apply(Event::Arrived(five.clone()), start),
+            Some(Action::Run(five[..3].to_vec()))
+        );
+        let finished = former.apply(Event::Finished, start);
+        assert_eq!(finished, Some(Action::WakeAt(start + DELAY)));
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(five[3..].to_vec()))
+        );
+    }
+
+    #[test]
+    fn other_sizes_do_not_join_and_the_oldest_goes_first() {
+        let (mut former, start) = (former(2), Instant::now());
+        former.apply(Event::Arrived(rows(1, 1, 64)), start);
+        // A full batch of another size does not overtake.
+        assert_eq!(
+            former.apply(Event::Arrived(rows(2, 2, 96)), start),
+            Some(Action::WakeAt(start + DELAY))
+        );
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(rows(1, 1, 64)))
+        );
+        assert_eq!(
+            former.apply(Event::Finished, start + DELAY),
+            Some(Action::Run(rows(2, 2, 96)))
+        );
+    }
+
+    #[test]
+    fn one_batch_runs_at_a_time() {
+        let (mut former, start) = (former(1), Instant::now());
+        assert!(matches!(
+            former.apply(Event::Arrived(rows(1, 1, 64)), start),
+            Some(Action::Run(_))
+        ));
+        assert_eq!(former.apply(Event::Arrived(rows(2, 1, 64)), start), None);
+        assert_eq!(
+            former.apply(Event::Finished, start),
+            Some(Action::Run(rows(2, 1, 64)))
+        );
+    }
+
+    #[test]
+    fn a_withdrawn_request_is_not_run() {
+        let (mut former, start) = (former(4), Instant::now());
+        former.apply(Event::Arrived(rows(1, 2, 64)), start);
+        former.apply(Event::Arrived(rows(2, 1, 64)), start);
+        former.apply(Event::Withdrawn(JobId::from_u128(1)), start);
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(rows(2, 1, 64)))
+        );
+    }
+
+    #[test]
+    fn no_more_is_wanted_once_the_next_batch_is_full() {
+        let (mut former, start) = (former(2), Instant::now());
+        assert!(former.wants_more());
+        former.apply(Event::Arrived(rows(1, 2, 64)), start);
+        assert!(former.wants_more(), "a running batch does not count");
+        former.apply(Event::Arrived(rows(2, 2, 64)), start);
+        assert!(!former.wants_more());
+    }
+
+    proptest! {
+        /// Whatever comes in, every row runs exactly once, in batches of one size within the limit, and no row
+        /// overtakes an older one of its size.
+        #[test]
+        fn every_row_runs_once_in_order(
+            slots_max in 1usize..6,
+            arrivals in prop::collection::vec((1u8..=10, 1u32..4, 0u64..40), 1..20),
+        ) {
+            let mut former = former(slots_max);
+            let mut now = Instant::now();
+            let (mut came, mut ran) = (Vec::new(), Vec::new());
+            let mut actions = Vec::new();
+            for (job, (outputs, side, pause_ms)) in (0u128..).zip(arrivals) {
+                now += Duration::from_millis(pause_ms);
+                let rows = rows(job, outputs, side * 32);
+                came.extend(rows.clone());
+                actions.extend(former.apply(Event::Arrived(rows), now));
+            }
+            let mut turns = 0;
+            while let Some(action) = actions.pop() {
+                match action {
+                    Action::Run(batch) => {
+                        prop_assert!(!batch.is_empty() && batch.len() <= slots_max);
+                        prop_assert!(batch.iter().all(|row| row.size == batch[0].size));
+                        ran.extend(batch);
+                        actions.clear();
+                        actions.extend(former.apply(Event::Finished, now));
+                    }
+                    Action::WakeAt(at) => {
+                        now = now.max(at);
+                        actions.extend(former.apply(Event::Woken, now));
+                    }
+                }
+                turns += 1;
+                prop_assert!(turns < 10_000);
+            }
+            prop_assert_eq!(ran.len(), came.len());
+            for size in came.iter().map(|row| row.size) {
+                let of = |rows: &[Row]| rows.iter().filter(|row| row.size == size).copied().collect::<Vec<_>>();
+                prop_assert_eq!(of(&ran), of(&came));
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Flags that every role has. This is the one file that names environment variables (through clap), so that the
+//! effective configuration is what `--help` shows and what the process prints at start.
+
+use std::{net::SocketAddr, time::Duration};
+
+use protocol::Prefix;
+
+/// Where the broker is and which deployment this process belongs to.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BusArgs {
+    /// NATS server to connect to; repeat it for each node of a cluster
+    #[arg(
+        long = "nats-url",
+        env = "FRESCO_NATS_URL",
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222",
+        value_delimiter = ','
+    )]
+    pub nats_urls: Vec<String>,
+
+    /// Deployment name: the first token of its subjects and the start of its stream names
+    #[arg(
+        long,
+        env = "FRESCO_PREFIX",
+        value_name = "NAME",
+        default_value = "fresco"
+    )]
+    pub prefix: Prefix,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// How a process logs, answers probes and stops.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ShellArgs {
+    /// Address for /livez, /readyz and /metrics; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub health_listen: SocketAddr,
+
+    /// What to log, for example `info` or `info,messaging=debug`
+    #[arg(
+        long = "log",
+        env = "FRESCO_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log_filter: String,
+
+    /// How log lines look
+    #[arg(long, env = "FRESCO_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// Seconds between the signal to stop and giving up on what is still running
+    #[arg(long = "grace-s", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
+    pub grace: Duration,
+}
+
+/// A number of seconds, fractions allowed.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}

@@ -1,0 +1,20 @@
+//! The shell that every Fresco process wears: flags, telemetry, ordered shutdown, health. It knows no job, no queue
+//! and no tensor.
+
+mod args;
+pub mod clock;
+mod device_thread;
+pub mod exit;
+pub mod health;
+mod model_args;
+mod shutdown;
+pub mod telemetry;
+pub mod wait;
+
+pub use args::{BusArgs, LogFormat, ShellArgs};
+pub use device_thread::{DeviceThread, DeviceThreadDied};
+pub use health::Health;
+pub use model_args::ModelArgs;
+/// The metrics library, so that all roles fill the same kind of registry.
+pub use prometheus_client as metrics;
+pub use shutdown::Shutdown;
