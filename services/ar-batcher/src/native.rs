@@ -1,0 +1,148 @@
+//! Our own AR model on libtorch, on its device thread.
+
+use std::ops::ControlFlow;
+
+use futures::future::BoxFuture;
+use model::{
+    ArProgress, Checkpoint, ImageSize as ModelSize, LoadOptions, ModelError, PriorModel,
+    PriorRequest,
+};
+use protocol::{ErrorCode, ImageSize, JobError, PriorTokens, PriorUsage};
+use service::{DeviceThread, ModelArgs, exit::Failure};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{
+    BatchProgress, EngineError, Prior, PriorBatch, PriorEngine, PriorRow, RowOutcome,
+};
+
+/// The native engine: batches rows of equal size, one batch at a time.
+pub struct NativeEngine {
+    device: DeviceThread<PriorModel>,
+    codebook_size: u32,
+}
+
+impl NativeEngine {
+    /// Loads the model on a thread of its own.
+    pub async fn load(args: ModelArgs) -> Result<Self, Failure> {
+        let build = move || {
+            model::set_threads(args.threads);
+            let options = LoadOptions::from_text(&args.device, &args.dtype)?;
+            PriorModel::load(&Checkpoint::open(args.folder())?, options)
+        };
+        let loaded = DeviceThread::start("device", build)
+            .await
+            .map_err(|error| Failure::failed(&error))?;
+        let device = loaded.map_err(|error| Failure::unusable(&error))?;
+        let codebook_size = device.call(|model| model.codebook_size()).await;
+        Ok(Self {
+            device,
+            codebook_size: codebook_size.map_err(|error| Failure::failed(&error))?,
+        })
+    }
+}
+
+impl PriorEngine for NativeEngine {
+    fn codebook_size(&self) -> u32 {
+        self.codebook_size
+    }
+
+    fn run(
+        &self,
+        batch: PriorBatch,
+        progress: watch::Sender<BatchProgress>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>> {
+        let device = self.device.clone();
+        Box::pin(async move {
+            let outcomes = device
+                .call(move |model| run_isolated(model, &batch, &progress, &stop))
+                .await;
+            outcomes.map_err(|error| EngineError::Gone(error.into()))?
+        })
+    }
+}
+
+/// Runs the batch; when it fails, runs each row alone, so that one bad row does not take its companions down.
+fn run_isolated(
+    model: &PriorModel,
+    batch: &PriorBatch,
+    progress: &watch::Sender<BatchProgress>,
+    stop: &CancellationToken,
+) -> Result<Vec<RowOutcome>, EngineError> {
+    let run = |rows: &[PriorRow]| match run_together(model, batch.size, rows, progress, stop) {
+        Err(ModelError::Interrupted) => Err(EngineError::Stopped),
+        outcome => Ok(outcome),
+    };
+    match (run(&batch.rows)?, batch.rows.as_slice()) {
+        (Ok(priors), _) => Ok(priors.into_iter().map(Ok).collect()),
+        (Err(error), [_]) => Ok(vec![Err(failed(&error))]),
+        (Err(error), rows) => {
+            tracing::warn!(rows = rows.len(), error = %service::exit::chain(&error), "batch failed, running its rows alone");
+            let alone = |row| {
+                let outcome = run(std::slice::from_ref(row))?.map_err(|error| failed(&error));
+                Ok(outcome.and_then(|mut priors| priors.pop().ok_or_else(no_row)))
+            };
+            rows.iter().map(alone).collect()
+        }
+    }
+}
+
+fn run_together(
+    model: &PriorModel,
+    size: ImageSize,
+    rows: &[PriorRow],
+    progress: &watch::Sender<BatchProgress>,
+    stop: &CancellationToken,
+) -> Result<Vec<Prior>, ModelError> {
+    let requests: Vec<_> = rows
+        .iter()
+        .map(|row| PriorRequest {
+            prompt: &row.prompt,
+            seed: row.seed.get(),
+        })
+        .collect();
+    let mut observe = |done: ArProgress| {
+        progress.send_replace(BatchProgress {
+            tokens: done.token,
+            tokens_max: done.tokens,
+        });
+        if stop.is_cancelled() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    let size = ModelSize {
+        height: size.height(),
+        width: size.width(),
+    };
+    model
+        .generate(size, &requests, &mut observe)?
+        .into_iter()
+        .map(prior)
+        .collect()
+}
+
+fn prior(row: model::PriorRow) -> Result<Prior, ModelError> {
+    let side = |tokens: u32| u16::try_from(tokens).unwrap_or(u16::MAX);
+    let tokens = PriorTokens::new(side(row.token_h), side(row.token_w), row.tokens);
+    let tokens = tokens.map_err(|error| ModelError::Torch(error.to_string()))?;
+    let usage = PriorUsage {
+        prompt_tokens: row.prompt_tokens,
+        generated_tokens: row.generated_tokens,
+    };
+    Ok(Prior { tokens, usage })
+}
+
+fn failed(error: &ModelError) -> JobError {
+    let code = match error {
+        ModelError::Request { .. } => ErrorCode::InvalidParameter,
+        _ => ErrorCode::ArFailed,
+    };
+    JobError::new(code, &service::exit::chain(error))
+}
+
+fn no_row() -> JobError {
+    JobError::new(ErrorCode::ArFailed, "the model answered no row")
+}

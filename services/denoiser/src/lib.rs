@@ -1,0 +1,133 @@
+//! The denoiser: one device, one output at a time.
+//!
+//! It pulls one denoise message, paints it on the device's own thread (glyph encoding, denoising, VAE decode, PNG),
+//! stores the result through the fence and then acks. It keeps nothing: killed at any moment, its message goes to
+//! another worker with the prior tokens in it, so a retry never costs the AR stage.
+
+mod paint;
+mod worker;
+
+use messaging::{Bus, BusConfig, Presence, WorkQueue};
+use model::{Checkpoint, LoadOptions, Painter};
+use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
+use service::{
+    BusArgs, DeviceThread, Health, ModelArgs, ShellArgs, Shutdown, exit::Failure,
+    metrics::registry::Registry,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::worker::{Counters, Worker};
+
+/// Paints one output at a time from the denoise queue.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "fresco-denoiser", version)]
+pub struct Args {
+    /// The broker.
+    #[command(flatten)]
+    pub bus: BusArgs,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Everything else.
+    #[command(flatten)]
+    pub shell: ShellArgs,
+}
+
+/// Verifies a checkpoint's parts that a denoiser uses and returns the report to print.
+pub fn check(args: &ModelArgs) -> Result<String, Failure> {
+    let report = Checkpoint::open(args.folder()).and_then(|checkpoint| Painter::check(&checkpoint));
+    report
+        .map(|report| report.to_string())
+        .map_err(|error| Failure::unusable(&error))
+}
+
+/// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
+pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
+    let health = Health::new();
+    let mut metrics = Registry::default();
+    let counters = Counters::register(&mut metrics);
+    let health_address =
+        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown);
+    let health_address = health_address
+        .await
+        .map_err(|error| Failure::failed(&error))?;
+    tracing::info!(%health_address, model = %args.model.folder().display(), device = %args.model.device, "starting");
+
+    health.set_not_ready("loading the model");
+    let Some(painter) = shutdown
+        .token
+        .run_until_cancelled(load(args.model.clone()))
+        .await
+        .transpose()?
+    else {
+        return Ok(());
+    };
+
+    health.set_not_ready("waiting for the message broker");
+    let config = BusConfig {
+        urls: args.bus.nats_urls,
+        prefix: args.bus.prefix.clone(),
+        role: Role::Denoiser,
+    };
+    let topology = Topology::new(&args.bus.prefix);
+    let connect = async {
+        let bus = Bus::connect(&config)
+            .await
+            .map_err(|error| Failure::failed(&error))?;
+        service::wait::until_ok("streams", &health, || bus.verify(&topology)).await;
+        let queue = WorkQueue::open(&bus, &topology.denoise_consumer, &shutdown.tracker).await;
+        Ok::<_, Failure>((bus, queue.map_err(|error| Failure::failed(&error))?))
+    };
+    let Some((bus, queue)) = shutdown
+        .token
+        .run_until_cancelled(connect)
+        .await
+        .transpose()?
+    else {
+        return Ok(());
+    };
+
+    let id = WorkerId::generate(Role::Denoiser);
+    let first = WorkerPresence {
+        worker: id.clone(),
+        role: Role::Denoiser,
+        state: WorkerState::Idle,
+        device: args.model.device,
+        process: std::process::id(),
+        health_address: Some(health_address),
+        current: None,
+    };
+    // Its own token: the worker gives its message back first, then presence goes.
+    let leave = CancellationToken::new();
+    let presence = Presence::start(&bus, first, &shutdown.tracker, leave.clone());
+    health.set_ready();
+    tracing::info!(worker = %id, "ready");
+
+    let worker = Worker {
+        id,
+        bus: bus.clone(),
+        painter,
+        presence,
+        counters,
+        stop: shutdown.token.clone(),
+    };
+    let outcome = worker.run(queue).await;
+    health.set_not_ready("stopping");
+    leave.cancel();
+    shutdown.finish(args.shell.grace).await;
+    bus.close().await;
+    outcome.map_err(|error| Failure::failed(&error))
+}
+
+/// Loads the painter on its device thread.
+async fn load(args: ModelArgs) -> Result<DeviceThread<Painter>, Failure> {
+    let build = move || {
+        model::set_threads(args.threads);
+        let options = LoadOptions::from_text(&args.device, &args.dtype)?;
+        Painter::load(&Checkpoint::open(args.folder())?, options)
+    };
+    let loaded = DeviceThread::start("device", build)
+        .await
+        .map_err(|error| Failure::failed(&error))?;
+    loaded.map_err(|error| Failure::unusable(&error))
+}

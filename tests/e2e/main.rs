@@ -1,0 +1,9 @@
+//! End to end: real broker, real processes, real (tiny) model. One module per behaviour.
+
+#![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
+
+mod bad_requests;
+mod check_model;
+mod picture;
+mod up;
+mod worker_loss;

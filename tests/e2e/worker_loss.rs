@@ -1,0 +1,116 @@
+//! A denoiser goes away in mid-job: another one does its output, the AR stage is not asked again.
+
+use std::time::{Duration, Instant};
+
+use integration::{
+    fleet::{Fleet, Size},
+    http,
+};
+use nix::sys::signal::Signal;
+use protocol::Role;
+use serde_json::{Value, json};
+
+/// Long enough to be met in the middle: some seconds of denoising with the tiny model.
+fn long_request() -> Value {
+    json!({"prompt": "a red fox", "size": "128x128", "seed": 7, "num_inference_steps": 400})
+}
+
+/// Short, so that a lost worker does not cost the test 15 s; long beside the progress period of a loaded machine.
+const ACK_WAIT: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Copy)]
+enum Loss {
+    Killed,
+    Terminated,
+}
+
+/// The picture of a job whose worker was lost, and how long it took from the loss until another worker had it.
+async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
+    let mut fleet = Fleet::start(Size {
+        denoisers: 2,
+        ack_wait: ACK_WAIT,
+    })
+    .await;
+    let gateway = fleet.gateway.clone();
+    let job = tokio::task::JoinSet::from_iter([async move {
+        http::generate(&gateway, &long_request()).await
+    }]);
+    let (worker, output) = fleet.until_painting().await;
+
+    let lost = Instant::now();
+    match loss {
+        Loss::Killed => fleet.denoisers[worker].kill(),
+        Loss::Terminated => {
+            let status = fleet.denoisers[worker]
+                .terminate(Duration::from_secs(5))
+                .await;
+            assert!(status.success(), "{status}");
+        }
+    }
+    let taken_over = loop {
+        let (other, again) = fleet.until_painting().await;
+        if other != worker {
+            assert_eq!(again, output, "the same output");
+            break lost.elapsed();
+        }
+    };
+
+    let answer = job.join_all().await.remove(0);
+    let picture = http::pictures(&answer).await.remove(0);
+    assert_eq!(
+        fleet
+            .counter(Role::ArBatcher, "fresco_ar_engine_calls")
+            .await,
+        1,
+        "a retry skips the AR stage"
+    );
+    assert_eq!(
+        fleet
+            .counter(Role::Denoiser, "fresco_outputs_painted")
+            .await,
+        1,
+        "by the worker that is left"
+    );
+
+    // The picture does not depend on who painted it, nor on what happened before.
+    let undisturbed = http::generate(&fleet.gateway, &long_request()).await;
+    assert_eq!(http::pictures(&undisturbed).await[0], picture);
+    (picture, taken_over)
+}
+
+#[tokio::test]
+async fn a_killed_denoisers_output_is_painted_by_another() {
+    let (_, taken_over) = picture_after(Loss::Killed).await;
+    assert!(
+        taken_over < ACK_WAIT + Duration::from_secs(1),
+        "after {taken_over:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_terminated_denoiser_gives_its_output_back_at_once() {
+    let (_, taken_over) = picture_after(Loss::Terminated).await;
+    assert!(taken_over < Duration::from_secs(1), "after {taken_over:?}");
+}
+
+#[tokio::test]
+async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards() {
+    let fleet = Fleet::start(Size {
+        denoisers: 2,
+        ack_wait: ACK_WAIT,
+    })
+    .await;
+    let gateway = fleet.gateway.clone();
+    let job = tokio::task::JoinSet::from_iter([async move {
+        http::generate(&gateway, &long_request()).await
+    }]);
+    let (worker, _) = fleet.until_painting().await;
+    fleet.denoisers[worker].signal(Signal::SIGSTOP);
+    let answer = job.join_all().await.remove(0);
+    fleet.denoisers[worker].signal(Signal::SIGCONT);
+    let picture = http::pictures(&answer).await.remove(0);
+
+    fleet.until_idle(2).await;
+    let again = http::generate(&fleet.gateway, &long_request()).await;
+    assert_eq!(http::pictures(&again).await[0], picture);
+}

@@ -1,0 +1,215 @@
+//! A whole deployment of a test's own: broker, gateway, AR-batcher, denoisers, each a process.
+
+use std::time::{Duration, Instant};
+
+use messaging::{Bus, BusConfig};
+use protocol::{
+    OutputId, Prefix, Role, WorkerPresence, WorkerState, limits::ACK_WAIT, topology::Topology,
+};
+use tempfile::TempDir;
+
+use crate::{binary, broker::Broker, http, process::Process, tiny_model};
+
+/// Starting processes, loading models: generous, because a loaded machine is not a failure.
+pub const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a fleet is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Denoisers.
+    pub denoisers: usize,
+    /// The broker's deadline for a silent worker.
+    pub ack_wait: Duration,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self {
+            denoisers: 2,
+            ack_wait: ACK_WAIT,
+        }
+    }
+}
+
+/// A running deployment.
+pub struct Fleet {
+    /// The broker's own process.
+    pub broker: Broker,
+    /// An operator's connection.
+    pub bus: Bus,
+    /// The API's URL.
+    pub gateway: String,
+    /// In the order of start.
+    pub denoisers: Vec<Process>,
+    /// The AR-batcher.
+    pub ar_batcher: Process,
+    gateway_process: Process,
+    // Last: the folder goes after the processes that write into it.
+    folder: TempDir,
+}
+
+fn prefix() -> Prefix {
+    "e2e".parse().expect("allowed characters")
+}
+
+impl Fleet {
+    /// Starts everything and waits until the gateway is ready and every worker is idle.
+    pub async fn start(size: Size) -> Self {
+        let broker = Broker::start();
+        let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
+        let config = BusConfig {
+            urls: vec![broker.url()],
+            prefix: prefix(),
+            role: Role::Operator,
+        };
+        let bus = Bus::connect(&config).await.expect("the broker runs");
+        let topology = Topology::with_ack_wait(&prefix(), size.ack_wait);
+        bus.provision(&topology)
+            .await
+            .expect("an empty broker takes the topology");
+
+        let listen_file = folder.path().join("gateway.address");
+        let listen_text = listen_file.to_str().expect("temporary paths are text");
+        let url = broker.url();
+        let bus_flags = ["--nats-url", url.as_str(), "--prefix", "e2e"];
+        let gateway_flags = [
+            &bus_flags[..],
+            &["--listen", "127.0.0.1:0", "--listen-file", listen_text],
+        ]
+        .concat();
+        let gateway_process = Process::start(
+            &binary("fresco-gateway"),
+            "gateway",
+            &gateway_flags,
+            folder.path(),
+        );
+        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &bus_flags, &folder);
+        let denoisers = (0..size.denoisers)
+            .map(|i| {
+                worker(
+                    "fresco-denoiser",
+                    &format!("denoiser-{i}"),
+                    &bus_flags,
+                    &folder,
+                )
+            })
+            .collect();
+
+        let address = until("the gateway listens", || async {
+            std::fs::read_to_string(&listen_file)
+                .ok()
+                .filter(|address| !address.is_empty())
+        });
+        let gateway = format!("http://{}", address.await.trim());
+        let fleet = Self {
+            broker,
+            bus,
+            gateway,
+            denoisers,
+            ar_batcher,
+            gateway_process,
+            folder,
+        };
+        fleet.until_idle(size.denoisers).await;
+        until("the gateway is ready", || fleet.ready()).await;
+        fleet
+    }
+
+    async fn ready(&self) -> Option<()> {
+        let (status, _) = http::text(&format!("{}/readyz", self.gateway)).await?;
+        status.is_success().then_some(())
+    }
+
+    /// Waits until `denoisers` denoisers and the AR-batcher are idle.
+    pub async fn until_idle(&self, denoisers: usize) {
+        until("every worker is idle", || async {
+            let idle = |role| {
+                move |worker: &&WorkerPresence| {
+                    worker.role == role && worker.state == WorkerState::Idle
+                }
+            };
+            let workers = self.bus.workers().await.ok()?;
+            let of = |role| workers.iter().filter(idle(role)).count();
+            (of(Role::Denoiser) >= denoisers && of(Role::ArBatcher) >= 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Starts one more denoiser.
+    pub fn add_denoiser(&mut self) {
+        let url = self.broker.url();
+        let name = format!("denoiser-{}", self.denoisers.len());
+        let flags = ["--nats-url", url.as_str(), "--prefix", "e2e"];
+        self.denoisers
+            .push(worker("fresco-denoiser", &name, &flags, &self.folder));
+    }
+
+    /// Waits until a denoiser says that it works, and finds its process and output.
+    pub async fn until_painting(&self) -> (usize, OutputId) {
+        until("a denoiser paints", || async {
+            let workers = self.bus.workers().await.ok()?;
+            let busy = workers.into_iter().find(|worker| {
+                worker.role == Role::Denoiser && worker.state == WorkerState::Busy
+            })?;
+            let index = self
+                .denoisers
+                .iter()
+                .position(|process| process.id() == busy.process)?;
+            Some((index, busy.current?.output))
+        })
+        .await
+    }
+
+    /// The sum of a counter over the workers of `role` that are alive.
+    pub async fn counter(&self, role: Role, name: &str) -> u64 {
+        self.counter_by_worker(role, name).await.iter().sum()
+    }
+
+    /// A counter of each worker of `role` that is alive.
+    pub async fn counter_by_worker(&self, role: Role, name: &str) -> Vec<u64> {
+        let workers = self.bus.workers().await.expect("the broker runs");
+        let mut values = Vec::new();
+        for address in workers
+            .iter()
+            .filter(|w| w.role == role)
+            .filter_map(|w| w.health_address)
+        {
+            let Some((_, metrics)) = http::text(&format!("http://{address}/metrics")).await else {
+                continue;
+            };
+            let value = metrics
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix("_total "));
+            let value = value.unwrap_or_else(|| panic!("no counter {name} in:\n{metrics}"));
+            values.push(value.parse().expect("a counter is a whole number"));
+        }
+        values
+    }
+
+    /// The gateway's process.
+    pub fn gateway_process(&mut self) -> &mut Process {
+        &mut self.gateway_process
+    }
+}
+
+fn worker(program: &str, name: &str, bus_flags: &[&str], folder: &TempDir) -> Process {
+    let model = tiny_model();
+    let model = model.to_str().expect("the repository's path is text");
+    let flags = [bus_flags, &["--model", model]].concat();
+    Process::start(&binary(program), name, &flags, folder.path())
+}
+
+/// Asks until there is an answer: for what has no event to wait on, such as another process's readiness.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + START_WITHIN;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "waited {START_WITHIN:?} until {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
