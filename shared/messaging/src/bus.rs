@@ -2,12 +2,14 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use async_nats::{Client, HeaderMap, Message as NatsMessage, Request, StatusCode, client::RequestErrorKind};
+use async_nats::{
+    Client, HeaderMap, Message as NatsMessage, Request, StatusCode, client::RequestErrorKind,
+};
 use bytes::Bytes;
 use futures::StreamExt;
 use protocol::{
-    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerPresence, decode, encode,
-    topology::Topology,
+    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerPresence,
+    decode, encode, topology::Topology,
 };
 use tokio::{sync::watch, time::timeout};
 
@@ -63,10 +65,19 @@ impl Bus {
         let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
         let (state, connection) = watch::channel(Connection::default());
         let connect = connection::options(&name, &inbox, state).connect(config.urls.as_slice());
-        let client = connect.await.map_err(|source| BusError::Connect(source.into()))?;
+        let client = connect
+            .await
+            .map_err(|source| BusError::Connect(source.into()))?;
         let topology = Topology::new(&config.prefix);
-        let shared = Shared { client, prefix: config.prefix.clone(), topology, connection };
-        Ok(Self { shared: Arc::new(shared) })
+        let shared = Shared {
+            client,
+            prefix: config.prefix.clone(),
+            topology,
+            connection,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
     }
 
     /// The deployment.
@@ -83,14 +94,24 @@ impl Bus {
     pub async fn connected(&self) {
         let mut connection = self.connection();
         // The sender lives in the client, which this bus holds.
-        connection.wait_for(|now| now.up).await.expect("the connection's state outlives the bus");
+        connection
+            .wait_for(|now| now.up)
+            .await
+            .expect("the connection's state outlives the bus");
     }
 
     /// The stored result of `output`.
     pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
-        let Some(stored) = self.stored_result(output).await? else { return Ok(None) };
+        let Some(stored) = self.stored_result(output).await? else {
+            return Ok(None);
+        };
         let what = || format!("result of {output}");
-        decode(&stored.payload).map(Some).map_err(|source| BusError::Decode { what: what(), source })
+        decode(&stored.payload)
+            .map(Some)
+            .map_err(|source| BusError::Decode {
+                what: what(),
+                source,
+            })
     }
 
     /// Whether `output` has a result.
@@ -101,10 +122,22 @@ impl Bus {
     /// The record of `job`.
     pub async fn job(&self, job: JobId) -> Result<Option<JobRecord>, BusError> {
         let bucket = &self.shared.topology.jobs.name;
-        let stored = self.last(&bucket_stream(bucket), &bucket_subject(bucket, &job.to_string())).await?;
-        let Some(stored) = stored else { return Ok(None) };
+        let stored = self
+            .last(
+                &bucket_stream(bucket),
+                &bucket_subject(bucket, &job.to_string()),
+            )
+            .await?;
+        let Some(stored) = stored else {
+            return Ok(None);
+        };
         let what = || format!("record of {job}");
-        decode(&stored.payload).map(Some).map_err(|source| BusError::Decode { what: what(), source })
+        decode(&stored.payload)
+            .map(Some)
+            .map_err(|source| BusError::Decode {
+                what: what(),
+                source,
+            })
     }
 
     /// Tells who listens how far an output is. Best effort: a lost one is superseded by the next.
@@ -114,7 +147,13 @@ impl Bus {
             Ok(bytes) => {
                 let mut headers = HeaderMap::new();
                 trace::inject(&mut headers);
-                self.send(OutMessage { subject, reply: None, headers: Some(headers), payload: bytes.into() }).await;
+                self.send(OutMessage {
+                    subject,
+                    reply: None,
+                    headers: Some(headers),
+                    payload: bytes.into(),
+                })
+                .await;
             }
             Err(error) => tracing::error!(%error, "progress has no bytes"),
         }
@@ -123,13 +162,21 @@ impl Bus {
     /// The workers that are alive, at most 1024, in the order of their names.
     pub async fn workers(&self) -> Result<Vec<WorkerPresence>, BusError> {
         let bucket = &self.shared.topology.workers.name;
-        let entries = self.last_of_all(&bucket_stream(bucket), &bucket_subject(bucket, ">"), WORKERS_MAX).await?;
+        let entries = self
+            .last_of_all(
+                &bucket_stream(bucket),
+                &bucket_subject(bucket, ">"),
+                WORKERS_MAX,
+            )
+            .await?;
         let mut workers = Vec::with_capacity(entries.len());
         for entry in entries {
             match decode::<WorkerPresence>(&entry.payload) {
                 Ok(worker) => workers.push(worker),
                 // A worker of another version is no reason to hide the others.
-                Err(error) => tracing::warn!(%error, subject = %entry.subject, "presence of a worker cannot be read"),
+                Err(error) => {
+                    tracing::warn!(%error, subject = %entry.subject, "presence of a worker cannot be read")
+                }
             }
         }
         workers.sort_by(|a, b| a.worker.cmp(&b.worker));
@@ -138,7 +185,10 @@ impl Bus {
 
     /// Waits until everything sent so far is on the socket. No round trip.
     pub async fn flush(&self) -> Result<(), BusError> {
-        let unavailable = |source: Source| BusError::Unavailable { what: "a flush".to_owned(), source };
+        let unavailable = |source: Source| BusError::Unavailable {
+            what: "a flush".to_owned(),
+            source,
+        };
         match timeout(REQUEST_TIMEOUT, self.shared.client.flush()).await {
             Ok(flushed) => flushed.map_err(|source| unavailable(source.into())),
             Err(elapsed) => Err(unavailable(elapsed.into())),
@@ -166,13 +216,23 @@ impl Bus {
     /// A message without storage or answer: progress, acks, pulls. Gives up after [`REQUEST_TIMEOUT`]: without a
     /// connection the client buffers 2,048 messages and then blocks.
     pub(crate) async fn send(&self, message: OutMessage) {
-        let OutMessage { subject, reply, headers, payload } = message;
+        let OutMessage {
+            subject,
+            reply,
+            headers,
+            payload,
+        } = message;
         let client = &self.shared.client;
-        #[expect(clippy::disallowed_methods, reason = "the one place for messages that no stream stores")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one place for messages that no stream stores"
+        )]
         let sent = async {
             match (reply, headers) {
                 (Some(reply), _) => client.publish_with_reply(subject, reply, payload).await,
-                (None, Some(headers)) => client.publish_with_headers(subject, headers, payload).await,
+                (None, Some(headers)) => {
+                    client.publish_with_headers(subject, headers, payload).await
+                }
                 (None, None) => client.publish(subject, payload).await,
             }
         };
@@ -191,11 +251,18 @@ impl Bus {
         payload: Bytes,
     ) -> Result<NatsMessage, RequestFailure> {
         // The timeout twice: the client's own covers the answer only, not a full buffer.
-        let mut request = Request::new().payload(payload).timeout(Some(REQUEST_TIMEOUT));
+        let mut request = Request::new()
+            .payload(payload)
+            .timeout(Some(REQUEST_TIMEOUT));
         if let Some(headers) = headers {
             request = request.headers(headers);
         }
-        match timeout(REQUEST_TIMEOUT, self.shared.client.send_request(subject, request)).await {
+        match timeout(
+            REQUEST_TIMEOUT,
+            self.shared.client.send_request(subject, request),
+        )
+        .await
+        {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if error.kind() == RequestErrorKind::MaxPayloadExceeded => {
                 Err(RequestFailure::TooLarge(error.into()))
@@ -208,7 +275,10 @@ impl Bus {
     /// The last message on `subject` in `stream`, read from any replica.
     async fn last(&self, stream: &str, subject: &str) -> Result<Option<NatsMessage>, BusError> {
         let request = format!("$JS.API.DIRECT.GET.{stream}.{subject}");
-        let answer = self.request(request, None, Bytes::new()).await.map_err(|failure| failure.into_bus(subject))?;
+        let answer = self
+            .request(request, None, Bytes::new())
+            .await
+            .map_err(|failure| failure.into_bus(subject))?;
         match answer.status {
             None => Ok((!is_marker(&answer)).then_some(answer)),
             Some(StatusCode::NOT_FOUND) => Ok(None),
@@ -216,23 +286,46 @@ impl Bus {
         }
     }
 
-    pub(crate) async fn stored_result(&self, output: OutputId) -> Result<Option<NatsMessage>, BusError> {
+    pub(crate) async fn stored_result(
+        &self,
+        output: OutputId,
+    ) -> Result<Option<NatsMessage>, BusError> {
         let subject = self.prefix().subject(&Subject::Result(output));
-        self.last(&self.shared.topology.results.name, &subject).await
+        self.last(&self.shared.topology.results.name, &subject)
+            .await
     }
 
     /// The last message of each subject that matches `pattern`, in one request and without a consumer.
-    async fn last_of_all(&self, stream: &str, pattern: &str, most: u32) -> Result<Vec<NatsMessage>, BusError> {
+    async fn last_of_all(
+        &self,
+        stream: &str,
+        pattern: &str,
+        most: u32,
+    ) -> Result<Vec<NatsMessage>, BusError> {
         let client = &self.shared.client;
-        let unavailable = |source: Source| BusError::Unavailable { what: pattern.to_owned(), source };
+        let unavailable = |source: Source| BusError::Unavailable {
+            what: pattern.to_owned(),
+            source,
+        };
         let inbox = client.new_inbox();
-        let mut answers = client.subscribe(inbox.clone()).await.map_err(|source| unavailable(source.into()))?;
+        let mut answers = client
+            .subscribe(inbox.clone())
+            .await
+            .map_err(|source| unavailable(source.into()))?;
         let request = serde_json::json!({ "multi_last": [pattern], "batch": most }).to_string();
         let subject = format!("$JS.API.DIRECT.GET.{stream}");
-        self.send(OutMessage { subject, reply: Some(inbox), headers: None, payload: request.into() }).await;
+        self.send(OutMessage {
+            subject,
+            reply: Some(inbox),
+            headers: None,
+            payload: request.into(),
+        })
+        .await;
         let mut found = Vec::new();
         loop {
-            let next = timeout(REQUEST_TIMEOUT, answers.next()).await.map_err(|source| unavailable(source.into()))?;
+            let next = timeout(REQUEST_TIMEOUT, answers.next())
+                .await
+                .map_err(|source| unavailable(source.into()))?;
             let Some(answer) = next else { return Ok(found) };
             match answer.status.map(|status| status.as_u16()) {
                 None if is_marker(&answer) => {}
@@ -265,9 +358,10 @@ pub(crate) enum RequestFailure {
 impl RequestFailure {
     pub(crate) fn into_bus(self, what: &str) -> BusError {
         match self {
-            Self::TooLarge(source) | Self::Unavailable(source) => {
-                BusError::Unavailable { what: what.to_owned(), source }
-            }
+            Self::TooLarge(source) | Self::Unavailable(source) => BusError::Unavailable {
+                what: what.to_owned(),
+                source,
+            },
         }
     }
 }
@@ -284,7 +378,9 @@ pub(crate) fn bucket_subject(bucket: &str, key: &str) -> String {
 
 /// Whether the message only says that its key is gone.
 fn is_marker(message: &NatsMessage) -> bool {
-    let Some(headers) = &message.headers else { return false };
+    let Some(headers) = &message.headers else {
+        return false;
+    };
     headers.get("KV-Operation").is_some() || headers.get("Nats-Marker-Reason").is_some()
 }
 
@@ -294,5 +390,9 @@ fn refused(what: &str, status: StatusCode, answer: &NatsMessage) -> BusError {
 
 fn refused_code(what: &str, status: u16, answer: &NatsMessage) -> BusError {
     let text = answer.description.clone().unwrap_or_default();
-    BusError::Refused { what: what.to_owned(), code: u64::from(status), text }
+    BusError::Refused {
+        what: what.to_owned(),
+        code: u64::from(status),
+        text,
+    }
 }

@@ -28,7 +28,9 @@ const RECONNECT_DELAY_MAX: Duration = Duration::from_millis(500);
 /// The pause before the `attempt`-th try to reconnect: quick at first, for a broker that only restarts.
 fn reconnect_delay(attempt: usize) -> Duration {
     let attempt = u32::try_from(attempt).unwrap_or(u32::MAX);
-    Duration::from_millis(50).saturating_mul(attempt).min(RECONNECT_DELAY_MAX)
+    Duration::from_millis(50)
+        .saturating_mul(attempt)
+        .min(RECONNECT_DELAY_MAX)
 }
 
 /// The options under which no message was lost in any of the measured failures.
@@ -52,7 +54,12 @@ pub(crate) fn options(name: &str, inbox: &str, state: watch::Sender<Connection>)
 fn note(state: &watch::Sender<Connection>, event: &Event) {
     match event {
         Event::Connected => {
-            state.send_modify(|now| *now = Connection { up: true, epoch: now.epoch + 1 });
+            state.send_modify(|now| {
+                *now = Connection {
+                    up: true,
+                    epoch: now.epoch + 1,
+                }
+            });
             tracing::info!("connected to the message broker");
         }
         Event::Disconnected | Event::Closed => {
@@ -61,9 +68,15 @@ fn note(state: &watch::Sender<Connection>, event: &Event) {
         }
         // A missing permission shows nowhere else: the call itself only times out.
         Event::ServerError(error) => tracing::error!(%error, "message broker reports an error"),
-        Event::SlowConsumer(_) => tracing::error!(%event, "messages were dropped: this process reads too slowly"),
-        Event::LameDuckMode | Event::Draining => tracing::info!(%event, "message broker is about to leave"),
-        Event::ClientError(error) => tracing::warn!(%error, "message broker client reports an error"),
+        Event::SlowConsumer(_) => {
+            tracing::error!(%event, "messages were dropped: this process reads too slowly")
+        }
+        Event::LameDuckMode | Event::Draining => {
+            tracing::info!(%event, "message broker is about to leave")
+        }
+        Event::ClientError(error) => {
+            tracing::warn!(%error, "message broker client reports an error")
+        }
     }
 }
 

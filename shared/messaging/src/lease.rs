@@ -74,8 +74,23 @@ impl fmt::Debug for Lease {
 
 impl Lease {
     pub(crate) fn new(parts: LeaseParts) -> Self {
-        let LeaseParts { bus, tracker, sequence, hold, claimed, settle } = parts;
-        Self { bus, tracker, sequence, hold, claimed, settle: Some(settle), on_drop: Settlement::Nak(None) }
+        let LeaseParts {
+            bus,
+            tracker,
+            sequence,
+            hold,
+            claimed,
+            settle,
+        } = parts;
+        Self {
+            bus,
+            tracker,
+            sequence,
+            hold,
+            claimed,
+            settle: Some(settle),
+            on_drop: Settlement::Nak(None),
+        }
     }
 
     /// The subject that acknowledges the message; who knows it can give it back for a dead worker.
@@ -94,7 +109,10 @@ impl Lease {
         let mut hold = self.hold.clone();
         if hold.wait_for(|hold| hold.lost).await.is_err() {
             // The worker loop ended: no one resets the deadline any more.
-            tracing::debug!(sequence = self.sequence, "worker loop ended before its lease");
+            tracing::debug!(
+                sequence = self.sequence,
+                "worker loop ended before its lease"
+            );
         }
     }
 
@@ -144,7 +162,9 @@ impl Lease {
 
     /// By request: the client's own double ack takes "no responders" for an answer.
     async fn try_ack(&self) -> bool {
-        let request = self.bus.request(self.ack_subject(), None, Bytes::from_static(b"+ACK"));
+        let request = self
+            .bus
+            .request(self.ack_subject(), None, Bytes::from_static(b"+ACK"));
         match timeout(ACK_TIMEOUT, request).await {
             Ok(Ok(_)) => true,
             Ok(Err(_)) | Err(_) => {
@@ -159,7 +179,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(permit) = self.settle.take() {
             let how = std::mem::replace(&mut self.on_drop, Settlement::Done);
-            permit.send(Command::Settle { sequence: self.sequence, how });
+            permit.send(Command::Settle {
+                sequence: self.sequence,
+                how,
+            });
         }
     }
 }

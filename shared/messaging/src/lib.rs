@@ -10,7 +10,9 @@
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
 //! | `pull`       | the rules of the worker loop, pure                                      |
-//! | `work_queue` | the worker loop: pulls, holds, gives back                               |
+//! | `inbox`      | tells messages from answers                                             |
+//! | `worker_loop`| the worker loop: pulls, holds, gives back                               |
+//! | `work_queue` | its owner's end: the next message, please                               |
 //! | `lease`      | a held message in the hands of its worker                               |
 //! | `results`    | results matched to those who wait for them                              |
 //! | `presence`   | the sign of life of a worker                                            |
@@ -19,6 +21,7 @@
 mod bus;
 mod connection;
 mod error;
+mod inbox;
 mod lease;
 mod presence;
 mod provision;
@@ -28,6 +31,7 @@ mod results;
 mod span;
 mod trace;
 mod work_queue;
+mod worker_loop;
 
 pub use bus::{Bus, BusConfig};
 pub use connection::Connection;

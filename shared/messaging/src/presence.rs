@@ -26,7 +26,12 @@ pub struct Presence {
 
 impl Presence {
     /// Publishes `first` and keeps it alive until `shutdown`, which removes it.
-    pub fn start(bus: &Bus, first: WorkerPresence, tracker: &TaskTracker, shutdown: CancellationToken) -> Self {
+    pub fn start(
+        bus: &Bus,
+        first: WorkerPresence,
+        tracker: &TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Self {
         let (now, changes) = watch::channel(first);
         tracker.spawn(refresh(bus.clone(), changes, shutdown));
         Self { now }
@@ -34,16 +39,25 @@ impl Presence {
 
     /// Changes the state, and tells the broker at once.
     pub fn set(&self, state: WorkerState, current: Option<CurrentWork>) {
-        self.now.send_modify(|now| (now.state, now.current) = (state, current));
+        self.now
+            .send_modify(|now| (now.state, now.current) = (state, current));
     }
 }
 
 /// Ends with `shutdown`, or refreshes the last state for as long as the process lives.
-async fn refresh(bus: Bus, mut changes: watch::Receiver<WorkerPresence>, shutdown: CancellationToken) {
-    let subject = bucket_subject(&bus.topology().workers.name, &changes.borrow().worker.to_string());
+async fn refresh(
+    bus: Bus,
+    mut changes: watch::Receiver<WorkerPresence>,
+    shutdown: CancellationToken,
+) {
+    let subject = bucket_subject(
+        &bus.topology().workers.name,
+        &changes.borrow().worker.to_string(),
+    );
     let mut period = interval(PRESENCE_PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut connection = bus.connection();
+    connection.mark_unchanged();
     let mut settable = true;
     loop {
         tokio::select! {
@@ -73,7 +87,12 @@ async fn publish(bus: &Bus, subject: &str, now: &WorkerPresence) {
     };
     let mut headers = HeaderMap::new();
     headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
-    let publish = Publish { subject: subject.to_owned(), id: None, headers, payload };
+    let publish = Publish {
+        subject: subject.to_owned(),
+        id: None,
+        headers,
+        payload,
+    };
     if let Err(error) = bus.publish_once(&publish).await {
         tracing::warn!(%error, worker = %now.worker, "presence was not refreshed");
     }
@@ -85,7 +104,12 @@ async fn remove(bus: &Bus, subject: String) {
     headers.insert("KV-Operation", "PURGE");
     headers.insert("Nats-Rollup", "sub");
     headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
-    let publish = Publish { subject, id: None, headers, payload: bytes::Bytes::new() };
+    let publish = Publish {
+        subject,
+        id: None,
+        headers,
+        payload: bytes::Bytes::new(),
+    };
     if let Err(error) = bus.publish_once(&publish).await {
         tracing::warn!(%error, "presence was not removed and runs out by itself");
     }

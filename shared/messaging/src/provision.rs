@@ -15,6 +15,7 @@ use async_nats::{
         stream::{self, DiscardPolicy, Republish, RetentionPolicy, StorageType},
     },
 };
+use bytes::Bytes;
 use protocol::topology::{BucketSpec, ConsumerSpec, Retention, StreamSpec, Topology};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -64,7 +65,11 @@ pub enum ProvisionError {
 }
 
 fn list(differences: &[Difference]) -> String {
-    differences.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ")
+    differences
+        .iter()
+        .map(Difference::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// What to do about something missing.
@@ -75,8 +80,14 @@ enum Policy {
 }
 
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-const STREAM_FIELDS_FREE: [&str; 6] =
-    ["metadata", "num_replicas", "placement", "compression", "consumer_limits", "description"];
+const STREAM_FIELDS_FREE: [&str; 6] = [
+    "metadata",
+    "num_replicas",
+    "placement",
+    "compression",
+    "consumer_limits",
+    "description",
+];
 const CONSUMER_FIELDS_FREE: [&str; 4] = ["metadata", "num_replicas", "description", "name"];
 
 impl Bus {
@@ -104,37 +115,56 @@ impl Bus {
         Ok(())
     }
 
-    async fn conform_stream(&self, wanted: stream::Config, policy: Policy) -> Result<(), ProvisionError> {
+    async fn conform_stream(
+        &self,
+        wanted: stream::Config,
+        policy: Policy,
+    ) -> Result<(), ProvisionError> {
         let name = format!("stream {}", wanted.name);
         let info = format!("STREAM.INFO.{}", wanted.name);
-        let found = match self.api::<stream::Info>(&name, info, &Value::Null).await? {
+        let found = match self.api::<stream::Info>(&name, info, Bytes::new()).await? {
             Some(info) => info.config,
             None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
             None => {
                 let create = format!("STREAM.CREATE.{}", wanted.name);
-                let created = self.api::<stream::Info>(&name, create, &wanted).await?;
+                let created = self
+                    .api::<stream::Info>(&name, create, json(&wanted).to_string().into())
+                    .await?;
                 tracing::info!(name, "created on the message broker");
-                created.ok_or_else(|| ProvisionError::Missing { name: name.clone() })?.config
+                created
+                    .ok_or_else(|| ProvisionError::Missing { name: name.clone() })?
+                    .config
             }
         };
         refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)
     }
 
-    async fn conform_consumer(&self, spec: &ConsumerSpec, policy: Policy) -> Result<(), ProvisionError> {
+    async fn conform_consumer(
+        &self,
+        spec: &ConsumerSpec,
+        policy: Policy,
+    ) -> Result<(), ProvisionError> {
         let name = format!("consumer {}/{}", spec.stream, spec.name);
         let mut wanted = consumer_config(spec);
         let found = match self.consumer_info(spec).await? {
             Some(info) => info.config,
             None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
             None => {
-                let create = format!("CONSUMER.CREATE.{}.{}.{}", spec.stream, spec.name, spec.filter);
+                let create = format!(
+                    "CONSUMER.CREATE.{}.{}.{}",
+                    spec.stream, spec.name, spec.filter
+                );
                 // "create" and not the default "create or update": two provisioners at once must agree.
                 let request = serde_json::json!({
                     "stream_name": spec.stream, "config": wanted, "action": "create",
                 });
-                let created = self.api::<consumer::Info>(&name, create, &request).await?;
+                let created = self
+                    .api::<consumer::Info>(&name, create, request.to_string().into())
+                    .await?;
                 tracing::info!(name, "created on the message broker");
-                created.ok_or_else(|| ProvisionError::Missing { name: name.clone() })?.config
+                created
+                    .ok_or_else(|| ProvisionError::Missing { name: name.clone() })?
+                    .config
             }
         };
         if policy == Policy::Report {
@@ -144,9 +174,17 @@ impl Bus {
     }
 
     /// The consumer as the server has it; `None` where it or its stream is missing.
-    pub(crate) async fn consumer_info(&self, spec: &ConsumerSpec) -> Result<Option<consumer::Info>, BusError> {
+    pub(crate) async fn consumer_info(
+        &self,
+        spec: &ConsumerSpec,
+    ) -> Result<Option<consumer::Info>, BusError> {
         let name = format!("consumer {}/{}", spec.stream, spec.name);
-        self.api(&name, format!("CONSUMER.INFO.{}.{}", spec.stream, spec.name), &Value::Null).await
+        self.api(
+            &name,
+            format!("CONSUMER.INFO.{}.{}", spec.stream, spec.name),
+            Bytes::new(),
+        )
+        .await
     }
 
     /// One request to JetStream's API; `None` where it says that the stream or consumer does not exist.
@@ -154,33 +192,38 @@ impl Bus {
         &self,
         what: &str,
         subject: String,
-        payload: &impl Serialize,
+        payload: Bytes,
     ) -> Result<Option<T>, BusError> {
-        let payload = match serde_json::to_vec(payload) {
-            Ok(payload) => payload,
-            Err(source) => return Err(BusError::Unavailable { what: what.to_owned(), source: source.into() }),
-        };
-        let answer = self.request(format!("$JS.API.{subject}"), None, payload.into()).await;
+        let answer = self
+            .request(format!("$JS.API.{subject}"), None, payload)
+            .await;
         read_answer(what, &answer.map_err(|failure| failure.into_bus(what))?)
     }
 }
 
-fn read_answer<T: for<'de> Deserialize<'de>>(what: &str, answer: &NatsMessage) -> Result<Option<T>, BusError> {
+fn read_answer<T: for<'de> Deserialize<'de>>(
+    what: &str,
+    answer: &NatsMessage,
+) -> Result<Option<T>, BusError> {
     match serde_json::from_slice::<Response<T>>(&answer.payload) {
         Ok(Response::Ok(value)) => Ok(Some(value)),
         Ok(Response::Err { error }) => match error.error_code() {
             ServerCode::STREAM_NOT_FOUND | ServerCode::CONSUMER_NOT_FOUND => Ok(None),
             // No leader now: an answer, but no refusal.
-            ServerCode::CLUSTER_NOT_AVAILABLE => {
-                Err(BusError::Unavailable { what: what.to_owned(), source: error.into() })
-            }
+            ServerCode::CLUSTER_NOT_AVAILABLE => Err(BusError::Unavailable {
+                what: what.to_owned(),
+                source: error.into(),
+            }),
             code => Err(BusError::Refused {
                 what: what.to_owned(),
                 code: code.0,
                 text: error.to_string(),
             }),
         },
-        Err(source) => Err(BusError::Unavailable { what: what.to_owned(), source: source.into() }),
+        Err(source) => Err(BusError::Unavailable {
+            what: what.to_owned(),
+            source: source.into(),
+        }),
     }
 }
 
@@ -191,19 +234,33 @@ fn refuse_difference(
     free: &[&str],
 ) -> Result<(), ProvisionError> {
     let differences = differences(&fields(wanted), &fields(found), free);
-    if differences.is_empty() { Ok(()) } else { Err(ProvisionError::Differs { name, differences }) }
+    if differences.is_empty() {
+        Ok(())
+    } else {
+        Err(ProvisionError::Differs { name, differences })
+    }
+}
+
+fn json(config: &impl Serialize) -> Value {
+    serde_json::to_value(config).expect("a configuration is a JSON object")
 }
 
 fn fields(config: &impl Serialize) -> Map<String, Value> {
-    match serde_json::to_value(config).expect("a configuration is a JSON object") {
+    match json(config) {
         Value::Object(fields) => fields,
         _ => unreachable!("a configuration is a JSON object"),
     }
 }
 
 /// A field that is absent on one side has its default there, which JSON writes as null, false, 0, "" or not at all.
-fn differences(wanted: &Map<String, Value>, found: &Map<String, Value>, free: &[&str]) -> Vec<Difference> {
-    let names = wanted.keys().chain(found.keys().filter(|name| !wanted.contains_key(*name)));
+fn differences(
+    wanted: &Map<String, Value>,
+    found: &Map<String, Value>,
+    free: &[&str],
+) -> Vec<Difference> {
+    let names = wanted
+        .keys()
+        .chain(found.keys().filter(|name| !wanted.contains_key(*name)));
     let value = |side: &Map<String, Value>, name: &str| side.get(name).cloned().unwrap_or_default();
     names
         .filter(|name| !free.contains(&name.as_str()))
@@ -267,13 +324,21 @@ fn bucket_config(spec: &BucketSpec) -> stream::Config {
         name: bucket_stream(&spec.name),
         subjects: vec![bucket_subject(&spec.name, ">")],
         retention: RetentionPolicy::Limits,
-        storage: if spec.durable { StorageType::File } else { StorageType::Memory },
+        storage: if spec.durable {
+            StorageType::File
+        } else {
+            StorageType::Memory
+        },
         discard: DiscardPolicy::New,
         max_messages: -1,
         max_bytes: spec.bytes_max,
         max_messages_per_subject: 1,
         max_age: age_max,
-        duplicate_window: if age_max.is_zero() { WINDOW } else { WINDOW.min(age_max) },
+        duplicate_window: if age_max.is_zero() {
+            WINDOW
+        } else {
+            WINDOW.min(age_max)
+        },
         allow_rollup: true,
         deny_delete: true,
         allow_direct: true,
@@ -307,23 +372,38 @@ mod tests {
 
     use super::*;
 
-    fn object(value: Value) -> Map<String, Value> {
-        fields(&value)
+    fn object(value: &Value) -> Map<String, Value> {
+        fields(value)
     }
 
     #[test]
     fn only_settings_of_the_topology_are_compared() {
         let table = [
             (json!({"max_msgs": 5}), json!({"max_msgs": 5}), vec![]),
-            (json!({"max_msgs": 5}), json!({"max_msgs": 6}), vec!["max_msgs"]),
+            (
+                json!({"max_msgs": 5}),
+                json!({"max_msgs": 6}),
+                vec!["max_msgs"],
+            ),
             (json!({"max_msgs": 5}), json!({}), vec!["max_msgs"]),
             (json!({}), json!({"sealed": true}), vec!["sealed"]),
-            (json!({"max_consumers": 0}), json!({"max_consumers": -1, "sealed": false}), vec![]),
-            (json!({}), json!({"metadata": {"_nats.ver": "2.15.1"}, "num_replicas": 3}), vec![]),
+            (
+                json!({"max_consumers": 0}),
+                json!({"max_consumers": -1, "sealed": false}),
+                vec![],
+            ),
+            (
+                json!({}),
+                json!({"metadata": {"_nats.ver": "2.15.1"}, "num_replicas": 3}),
+                vec![],
+            ),
         ];
         for (wanted, found, expected) in table {
-            let differences = differences(&object(wanted), &object(found), &STREAM_FIELDS_FREE);
-            let fields: Vec<&str> = differences.iter().map(|difference| difference.field.as_str()).collect();
+            let differences = differences(&object(&wanted), &object(&found), &STREAM_FIELDS_FREE);
+            let fields: Vec<&str> = differences
+                .iter()
+                .map(|difference| difference.field.as_str())
+                .collect();
             assert_eq!(fields, expected);
         }
     }

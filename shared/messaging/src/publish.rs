@@ -60,20 +60,35 @@ impl Bus {
     /// Queues a request for the AR stage. A repeat within the stream's window is dropped.
     pub async fn publish_ar_job(&self, job: &ArJob) -> Result<(), PublishError> {
         let subject = Subject::Ar(PriorityClass::Standard, job.job);
-        self.enqueue(subject, job.job.to_string(), encode(job)?).await
+        self.enqueue(subject, job.job.to_string(), encode(job)?)
+            .await
     }
 
     /// Queues an output for a denoiser. A repeat within the stream's window is dropped.
-    pub async fn publish_denoise_job(&self, class: PriorityClass, job: &DenoiseJob) -> Result<(), PublishError> {
+    pub async fn publish_denoise_job(
+        &self,
+        class: PriorityClass,
+        job: &DenoiseJob,
+    ) -> Result<(), PublishError> {
         let subject = Subject::Denoise(class, job.output);
-        self.enqueue(subject, format!("{}.{}", job.output.job, job.output.index), encode(job)?).await
+        self.enqueue(
+            subject,
+            format!("{}.{}", job.output.job, job.output.index),
+            encode(job)?,
+        )
+        .await
     }
 
     /// Stores the record of an accepted job.
     pub async fn create_job(&self, record: &JobRecord) -> Result<(), PublishError> {
         let subject = bucket_subject(&self.topology().jobs.name, &record.job.to_string());
         let id = Some(record.job.to_string());
-        let publish = Publish { subject, id, headers: HeaderMap::new(), payload: encode(record)?.into() };
+        let publish = Publish {
+            subject,
+            id,
+            headers: HeaderMap::new(),
+            payload: encode(record)?.into(),
+        };
         self.publish(&publish).await
     }
 
@@ -81,11 +96,23 @@ impl Bus {
     /// picture exists, and its worker keeps its message meanwhile.
     pub async fn put_result(&self, result: &OutputResult) -> Result<Fence, PublishError> {
         let mut headers = HeaderMap::new();
-        headers.insert(STATUS_HEADER, if result.outcome.is_ok() { "ok" } else { "error" });
+        headers.insert(
+            STATUS_HEADER,
+            if result.outcome.is_ok() {
+                "ok"
+            } else {
+                "error"
+            },
+        );
         // One id per call, not per output: "duplicate" then means that an earlier try of this very call is stored.
         let id = self.client().new_inbox();
         let subject = self.prefix().subject(&Subject::Result(result.output));
-        let publish = Publish { subject, id: Some(id.clone()), headers, payload: encode(result)?.into() };
+        let publish = Publish {
+            subject,
+            id: Some(id.clone()),
+            headers,
+            payload: encode(result)?.into(),
+        };
         let end = Instant::now() + PUBLISH_RETRY_MAX;
         let mut delay = RETRY_DELAY_MIN;
         loop {
@@ -104,9 +131,19 @@ impl Bus {
         }
     }
 
-    async fn enqueue(&self, subject: Subject, id: String, bytes: Vec<u8>) -> Result<(), PublishError> {
+    async fn enqueue(
+        &self,
+        subject: Subject,
+        id: String,
+        bytes: Vec<u8>,
+    ) -> Result<(), PublishError> {
         let subject = self.prefix().subject(&subject);
-        let publish = Publish { subject, id: Some(id), headers: HeaderMap::new(), payload: bytes.into() };
+        let publish = Publish {
+            subject,
+            id: Some(id),
+            headers: HeaderMap::new(),
+            payload: bytes.into(),
+        };
         self.publish(&publish).await
     }
 
@@ -117,7 +154,11 @@ impl Bus {
         loop {
             let source = match self.try_publish(publish).await {
                 Answer::Stored => return Ok(()),
-                Answer::Full => return Err(PublishError::Full { subject: publish.subject.clone() }),
+                Answer::Full => {
+                    return Err(PublishError::Full {
+                        subject: publish.subject.clone(),
+                    });
+                }
                 Answer::TooLarge { bytes_max } => return Err(too_large(publish, bytes_max)),
                 Answer::Retry(source) => source,
             };
@@ -129,9 +170,14 @@ impl Bus {
     pub(crate) async fn publish_once(&self, publish: &Publish) -> Result<(), PublishError> {
         match self.try_publish(publish).await {
             Answer::Stored => Ok(()),
-            Answer::Full => Err(PublishError::Full { subject: publish.subject.clone() }),
+            Answer::Full => Err(PublishError::Full {
+                subject: publish.subject.clone(),
+            }),
             Answer::TooLarge { bytes_max } => Err(too_large(publish, bytes_max)),
-            Answer::Retry(source) => Err(PublishError::Unavailable { subject: publish.subject.clone(), source }),
+            Answer::Retry(source) => Err(PublishError::Unavailable {
+                subject: publish.subject.clone(),
+                source,
+            }),
         }
     }
 
@@ -141,11 +187,20 @@ impl Bus {
         if let Some(id) = &publish.id {
             headers.insert("Nats-Msg-Id", id.as_str());
         }
-        let answer = match self.request(publish.subject.clone(), Some(headers), publish.payload.clone()).await {
+        let answer = match self
+            .request(
+                publish.subject.clone(),
+                Some(headers),
+                publish.payload.clone(),
+            )
+            .await
+        {
             Ok(answer) => answer,
             // Before the first connection the client goes by a default limit, which says nothing about the server's.
             Err(RequestFailure::TooLarge(_)) if self.client().try_server_info().is_some() => {
-                return Answer::TooLarge { bytes_max: self.client().max_payload() };
+                return Answer::TooLarge {
+                    bytes_max: self.client().max_payload(),
+                };
             }
             Err(RequestFailure::TooLarge(source) | RequestFailure::Unavailable(source)) => {
                 return Answer::Retry(source);
@@ -155,9 +210,9 @@ impl Bus {
             Ok(Response::Ok(_)) => Answer::Stored,
             Ok(Response::Err { error }) => match error.error_code() {
                 ServerCode::STREAM_STORE_FAILED => Answer::Full,
-                ServerCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => {
-                    Answer::TooLarge { bytes_max: self.client().max_payload() }
-                }
+                ServerCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => Answer::TooLarge {
+                    bytes_max: self.client().max_payload(),
+                },
                 _ => Answer::Retry(error.into()),
             },
             Err(error) => Answer::Retry(error.into()),
@@ -172,7 +227,10 @@ async fn wait_or_give_up(
     source: Source,
 ) -> Result<(), PublishError> {
     if Instant::now() + *delay >= end {
-        return Err(PublishError::Unavailable { subject: publish.subject.clone(), source });
+        return Err(PublishError::Unavailable {
+            subject: publish.subject.clone(),
+            source,
+        });
     }
     tracing::debug!(subject = publish.subject, %source, "message is not confirmed yet");
     sleep(*delay).await;
@@ -181,11 +239,18 @@ async fn wait_or_give_up(
 }
 
 fn too_large(publish: &Publish, bytes_max: usize) -> PublishError {
-    PublishError::TooLarge { bytes: publish.payload.len(), bytes_max }
+    PublishError::TooLarge {
+        bytes: publish.payload.len(),
+        bytes_max,
+    }
 }
 
 /// Whether the stored result came from the call that published under `id`.
 fn winner(headers: Option<&HeaderMap>, id: &str) -> Fence {
     let stored = headers.and_then(|headers| headers.get("Nats-Msg-Id"));
-    if stored.is_some_and(|stored| stored.as_str() == id) { Fence::First } else { Fence::Taken }
+    if stored.is_some_and(|stored| stored.as_str() == id) {
+        Fence::First
+    } else {
+        Fence::Taken
+    }
 }

@@ -203,10 +203,18 @@ impl PullState {
 
     /// No pull is outstanding and no message waits for a taker that will not come.
     pub(crate) fn is_closed_to_messages(&self) -> bool {
-        self.closing && self.outstanding.is_none() && self.held.values().all(|held| held.take_by.is_none())
+        self.closing
+            && self.outstanding.is_none()
+            && self.held.values().all(|held| held.take_by.is_none())
     }
 
-    fn message(&mut self, sequence: Sequence, reply: String, now: Instant, actions: &mut Vec<Action>) {
+    fn message(
+        &mut self,
+        sequence: Sequence,
+        reply: String,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
         // Whichever pull it answers: a pull brings one message, and to count too few outstanding ones costs a nak.
         self.outstanding = None;
         self.pull_delay = PULL_DELAY_MIN;
@@ -226,14 +234,23 @@ impl PullState {
         }
         self.wanted = false;
         let take_by = Some(now + UNTAKEN_MAX);
-        let held = Held { reply, take_by, confirmed_at: now, progress_at, unanswered: Vec::new(), lost: false };
+        let held = Held {
+            reply,
+            take_by,
+            confirmed_at: now,
+            progress_at,
+            unanswered: Vec::new(),
+            lost: false,
+        };
         self.held.insert(sequence, held);
         actions.push(Action::Deliver { sequence });
     }
 
     /// Whether `number` was the outstanding one. An answer to an older pull says nothing about it.
     fn end_pull(&mut self, number: u64) -> bool {
-        let ended = self.outstanding.is_some_and(|outstanding| outstanding.number == number);
+        let ended = self
+            .outstanding
+            .is_some_and(|outstanding| outstanding.number == number);
         if ended {
             self.outstanding = None;
         }
@@ -273,7 +290,10 @@ impl PullState {
 
     /// Everything whose time has come.
     fn due(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.outstanding.is_some_and(|outstanding| outstanding.lost_at <= now) {
+        if self
+            .outstanding
+            .is_some_and(|outstanding| outstanding.lost_at <= now)
+        {
             self.outstanding = None;
         }
         let (ack_wait, period, connected) = (self.ack_wait, self.progress_period(), self.connected);
@@ -296,7 +316,10 @@ impl PullState {
                 }
                 held.unanswered.push((self.progresses, now));
                 held.progress_at = now + period;
-                actions.push(Action::Progress { number: self.progresses, reply: held.reply.clone() });
+                actions.push(Action::Progress {
+                    number: self.progresses,
+                    reply: held.reply.clone(),
+                });
             }
         }
     }
@@ -306,12 +329,18 @@ impl PullState {
     }
 
     fn pull_if_wanted(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if !self.wants_pull() || self.outstanding.is_some() || self.pull_at.is_some_and(|at| now < at) {
+        if !self.wants_pull()
+            || self.outstanding.is_some()
+            || self.pull_at.is_some_and(|at| now < at)
+        {
             return;
         }
         self.pulls += 1;
         self.pull_at = None;
-        self.outstanding = Some(Outstanding { number: self.pulls, lost_at: now + PULL_LOST_AFTER });
+        self.outstanding = Some(Outstanding {
+            number: self.pulls,
+            lost_at: now + PULL_LOST_AFTER,
+        });
         actions.push(Action::Pull { number: self.pulls });
     }
 

@@ -18,7 +18,8 @@ use futures::{
     stream::FuturesUnordered,
 };
 use protocol::{
-    ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputResult, OutputTimings, Progress, Subject, decode,
+    ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputResult, OutputTimings, Progress,
+    Subject, decode,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
@@ -71,7 +72,11 @@ struct Waiter {
 
 impl Results {
     /// Listens for results until `shutdown`; a watch then ends early.
-    pub async fn start(bus: &Bus, tracker: &TaskTracker, shutdown: CancellationToken) -> Result<Self, BusError> {
+    pub async fn start(
+        bus: &Bus,
+        tracker: &TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Result<Self, BusError> {
         let (waiters, waiters_in) = mpsc::channel(WATCHES_MAX);
         let matching = Matching {
             done: subscribe(bus, bus.prefix().done_pattern()).await?,
@@ -84,28 +89,44 @@ impl Results {
             fetches: FuturesUnordered::new(),
         };
         tracker.spawn(matching.run(waiters_in, shutdown));
-        Ok(Self { places: Arc::new(Semaphore::new(WATCHES_MAX)), waiters })
+        Ok(Self {
+            places: Arc::new(Semaphore::new(WATCHES_MAX)),
+            waiters,
+        })
     }
 
     /// Watches the outputs `0..outputs` of `job`. Start it before the job is published.
     pub fn watch(&self, job: JobId, outputs: u8) -> Result<JobWatch, ResultsFull> {
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| ResultsFull)?;
+        let place = Arc::clone(&self.places)
+            .try_acquire_owned()
+            .map_err(|_| ResultsFull)?;
         let missing: BTreeSet<OutputIndex> = OutputIndex::first(outputs).collect();
         // Room for every output: the task never waits for a watcher.
         let (results, results_in) = mpsc::channel(missing.len().max(1));
         let (progress, progress_in) = watch::channel(ProgressByOutput::new());
-        let waiter = Waiter { missing, results, progress, _place: place };
+        let waiter = Waiter {
+            missing,
+            results,
+            progress,
+            _place: place,
+        };
         // A full channel cannot be, it has a place per permit; a closed one means shutdown, and the watch ends.
         if let Err(refused) = self.waiters.try_send((job, waiter)) {
             tracing::debug!(%job, %refused, "watch ends at once");
         }
-        Ok(JobWatch { results: results_in, progress: progress_in })
+        Ok(JobWatch {
+            results: results_in,
+            progress: progress_in,
+        })
     }
 }
 
 async fn subscribe(bus: &Bus, pattern: String) -> Result<Subscriber, BusError> {
     let subscribed = bus.client().subscribe(pattern.clone()).await;
-    subscribed.map_err(|source| BusError::Unavailable { what: pattern, source: source.into() })
+    subscribed.map_err(|source| BusError::Unavailable {
+        what: pattern,
+        source: source.into(),
+    })
 }
 
 impl JobWatch {
@@ -137,7 +158,11 @@ struct Matching {
 }
 
 impl Matching {
-    async fn run(mut self, mut waiters: mpsc::Receiver<(JobId, Waiter)>, shutdown: CancellationToken) {
+    async fn run(
+        mut self,
+        mut waiters: mpsc::Receiver<(JobId, Waiter)>,
+        shutdown: CancellationToken,
+    ) {
         let mut sweep = interval(SWEEP_PERIOD);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut epoch = self.connection.borrow_and_update().epoch;
@@ -186,14 +211,18 @@ impl Matching {
     }
 
     fn announced(&mut self, notice: &NatsMessage) {
-        let Ok(Subject::Done(output)) = self.bus.prefix().parse(&notice.subject) else { return };
+        let Ok(Subject::Done(output)) = self.bus.prefix().parse(&notice.subject) else {
+            return;
+        };
         if self.is_missing(output) && self.known.insert(output) {
             self.wanted.push_front(output);
         }
     }
 
     fn progressed(&self, message: &NatsMessage) {
-        let Ok(progress) = decode::<Progress>(&message.payload) else { return };
+        let Ok(progress) = decode::<Progress>(&message.payload) else {
+            return;
+        };
         for waiter in self.waiting.get(&progress.output.job).into_iter().flatten() {
             waiter.progress.send_modify(|latest| {
                 latest.insert(progress.output.index, progress);
@@ -208,7 +237,9 @@ impl Matching {
             !waiters.is_empty()
         });
         let outputs = self.waiting.iter().flat_map(|(job, waiters)| {
-            waiters.iter().flat_map(|waiter| waiter.missing.iter().map(|&index| job.output(index)))
+            waiters
+                .iter()
+                .flat_map(|waiter| waiter.missing.iter().map(|&index| job.output(index)))
         });
         for output in outputs.collect::<Vec<_>>() {
             self.want(output);
@@ -223,13 +254,16 @@ impl Matching {
 
     fn start_fetches(&mut self) {
         while self.fetches.len() < FETCHES_MAX {
-            let Some(output) = self.wanted.pop_front() else { return };
+            let Some(output) = self.wanted.pop_front() else {
+                return;
+            };
             if !self.is_missing(output) {
                 self.known.remove(&output);
                 continue;
             }
             let bus = self.bus.clone();
-            self.fetches.push(async move { (output, bus.result(output).await) }.boxed());
+            self.fetches
+                .push(async move { (output, bus.result(output).await) }.boxed());
         }
     }
 
@@ -249,9 +283,13 @@ impl Matching {
     }
 
     fn hand_out(&mut self, output: OutputId, result: &OutputResult) {
-        let Some(waiters) = self.waiting.get_mut(&output.job) else { return };
+        let Some(waiters) = self.waiting.get_mut(&output.job) else {
+            return;
+        };
         for waiter in waiters.iter_mut() {
-            if waiter.missing.remove(&output.index) && waiter.results.try_send(result.clone()).is_err() {
+            if waiter.missing.remove(&output.index)
+                && waiter.results.try_send(result.clone()).is_err()
+            {
                 tracing::debug!(%output, "result came for nobody");
             }
         }
@@ -263,14 +301,21 @@ impl Matching {
 
     fn is_missing(&self, output: OutputId) -> bool {
         let waiters = self.waiting.get(&output.job);
-        waiters.is_some_and(|waiters| waiters.iter().any(|waiter| waiter.missing.contains(&output.index)))
+        waiters.is_some_and(|waiters| {
+            waiters
+                .iter()
+                .any(|waiter| waiter.missing.contains(&output.index))
+        })
     }
 }
 
 fn unreadable(output: OutputId) -> OutputResult {
     OutputResult {
         output,
-        outcome: Err(JobError::new(ErrorCode::MessageInvalid, "the stored result cannot be read")),
+        outcome: Err(JobError::new(
+            ErrorCode::MessageInvalid,
+            "the stored result cannot be read",
+        )),
         seed: None,
         usage: None,
         timings: OutputTimings::default(),

@@ -33,13 +33,19 @@ impl Extractor for Read<'_> {
 /// The context of the current `tracing` span, or the attached one where the span has none.
 fn current() -> Context {
     let of_span = Span::current().context();
-    if of_span.span().span_context().is_valid() { of_span } else { Context::current() }
+    if of_span.span().span_context().is_valid() {
+        of_span
+    } else {
+        Context::current()
+    }
 }
 
 /// Writes the current context into `headers`.
 pub(crate) fn inject(headers: &mut HeaderMap) {
     let context = current();
-    global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut Write(headers)));
+    global::get_text_map_propagator(|propagator| {
+        propagator.inject_context(&context, &mut Write(headers))
+    });
 }
 
 /// The context that `headers` carry; an empty one where they carry none.

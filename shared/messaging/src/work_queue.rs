@@ -1,40 +1,26 @@
-//! The worker loop: one task per consumer that owns its inbox, its pulls and every held message. What to do is
-//! decided in `pull`; here it is done.
-//!
-//! The inbox lives as long as the loop, so a dropped `next()` cannot lose a message that is on its way: a pull
-//! future of the client would, for a whole ack deadline (65 of 300 measured).
+//! The owner's end of the worker loop: messages asked for one at a time.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use async_nats::{Message as NatsMessage, Subscriber, jetstream};
 use bytes::Bytes;
-use futures::StreamExt;
 use opentelemetry::Context;
 use protocol::{Subject, topology::ConsumerSpec};
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep_until},
-};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    bus::{Bus, OutMessage},
-    connection::Connection,
+    bus::Bus,
     error::BusError,
-    lease::{Hold, Lease, LeaseParts, Settlement},
-    pull::{Action, Event, HELD_MAX, PULL_EXPIRES, PullState, Sequence},
-    trace,
+    lease::{Lease, Settlement},
+    pull::{HELD_MAX, Sequence},
+    worker_loop::WorkerLoop,
 };
 
 /// A reserved place for each held message's end, and some for the queue's owner.
 const COMMANDS_MAX: usize = HELD_MAX + 8;
+
+/// The longest [`WorkQueue::close`] takes, beyond the broker's own slowness; for the grace of a process.
+pub const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 /// What leases and the owner tell the loop.
 pub(crate) enum Command {
@@ -69,32 +55,22 @@ pub struct WorkQueue {
 
 impl WorkQueue {
     /// Opens the consumer. It has to exist: services never create.
-    pub async fn open(bus: &Bus, spec: &ConsumerSpec, tracker: &TaskTracker) -> Result<Self, BusError> {
-        let what = || format!("consumer {}/{}", spec.stream, spec.name);
-        let info = bus.consumer_info(spec).await?.ok_or_else(|| BusError::Missing { what: what() })?;
-        let inbox = bus.client().new_inbox();
-        let subscription = bus.client().subscribe(format!("{inbox}.*")).await;
-        let unavailable = |source| BusError::Unavailable { what: what(), source };
-        let subscription = subscription.map_err(|source| unavailable(source.into()))?;
+    pub async fn open(
+        bus: &Bus,
+        spec: &ConsumerSpec,
+        tracker: &TaskTracker,
+    ) -> Result<Self, BusError> {
         let (commands, commands_in) = mpsc::channel(COMMANDS_MAX);
+        // One message at a time: the loop delivers none before the last was received.
         let (deliveries_out, deliveries) = mpsc::channel(1);
-        let worker = Loop {
-            bus: bus.clone(),
-            tracker: tracker.clone(),
-            pull_subject: format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", spec.stream, spec.name),
-            pull_body: format!("{{\"batch\":1,\"expires\":{}}}", PULL_EXPIRES.as_nanos()).into(),
-            inbox,
-            subscription,
-            connection: bus.connection(),
-            epoch: bus.connection().borrow().epoch,
-            commands: commands.downgrade(),
-            deliveries: deliveries_out,
-            state: PullState::new(info.config.ack_wait),
-            holds: HashMap::new(),
-            closers: Vec::new(),
-        };
+        let ends = (commands.downgrade(), deliveries_out);
+        let worker = WorkerLoop::open(bus, spec, tracker, ends).await?;
         tracker.spawn(worker.run(commands_in));
-        Ok(Self { commands, deliveries, asked: false })
+        Ok(Self {
+            commands,
+            deliveries,
+            asked: false,
+        })
     }
 
     /// The next message. Cancellation safe: one that came after this future was dropped is returned by the next
@@ -128,269 +104,3 @@ impl WorkQueue {
         }
     }
 }
-
-/// The shell's side of a held message.
-struct HoldEntry {
-    hold: watch::Sender<Hold>,
-    claimed: Arc<AtomicBool>,
-}
-
-struct Loop {
-    bus: Bus,
-    tracker: TaskTracker,
-    pull_subject: String,
-    pull_body: Bytes,
-    inbox: String,
-    subscription: Subscriber,
-    connection: watch::Receiver<Connection>,
-    /// The last connection that the state was told of.
-    epoch: u64,
-    /// Weak, so that the loop ends when its owner and all leases are gone.
-    commands: mpsc::WeakSender<Command>,
-    deliveries: mpsc::Sender<Delivery>,
-    state: PullState,
-    holds: HashMap<Sequence, HoldEntry>,
-    closers: Vec<oneshot::Sender<()>>,
-}
-
-/// What came in on the inbox.
-enum Incoming {
-    Message,
-    PullExpired(u64),
-    PullRefused(u64),
-    ProgressAnswered(u64),
-    Unknown,
-}
-
-impl Loop {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut commanded = true;
-        while !self.state.is_finished() {
-            let deadline = self.state.next_deadline().map(Instant::from_std);
-            tokio::select! {
-                incoming = self.subscription.next() => match incoming {
-                    Some(message) => self.receive(message).await,
-                    None => return self.lose_all(),
-                },
-                command = commands.recv(), if commanded => match command {
-                    Some(command) => self.command(command).await,
-                    None => {
-                        commanded = false;
-                        self.apply(Event::Closing).await;
-                    }
-                },
-                changed = self.connection.changed() => match changed {
-                    Ok(()) => self.connection_changed().await,
-                    Err(_) => return self.lose_all(),
-                },
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    self.apply(Event::Deadline).await;
-                }
-            }
-            self.answer_closers().await;
-        }
-        self.answer_closers().await;
-    }
-
-    async fn command(&mut self, command: Command) {
-        match command {
-            Command::Wanted => self.apply(Event::Wanted).await,
-            Command::Settle { sequence, how } => self.settle(sequence, how).await,
-            Command::Close { closed } => {
-                self.closers.push(closed);
-                self.apply(Event::Closing).await;
-            }
-        }
-    }
-
-    async fn connection_changed(&mut self) {
-        let now = *self.connection.borrow_and_update();
-        if !now.up {
-            self.apply(Event::Disconnected).await;
-        } else if now.epoch != self.epoch {
-            self.epoch = now.epoch;
-            self.apply(Event::Connected).await;
-        }
-    }
-
-    async fn receive(&mut self, message: NatsMessage) {
-        match classify(&self.inbox, &message) {
-            Incoming::Message => self.receive_message(message).await,
-            Incoming::PullExpired(number) => self.apply(Event::PullExpired { number }).await,
-            Incoming::PullRefused(number) => {
-                tracing::debug!(number, reason = message.description, "pull was refused");
-                self.apply(Event::PullRefused { number }).await;
-            }
-            Incoming::ProgressAnswered(number) => self.apply(Event::ProgressAnswered { number }).await,
-            Incoming::Unknown => tracing::debug!(subject = %message.subject, "unexpected message in the inbox"),
-        }
-    }
-
-    async fn receive_message(&mut self, message: NatsMessage) {
-        let context = jetstream::new(self.bus.client().clone());
-        let message = jetstream::Message { message, context };
-        let (sequence, delivered) = match message.info() {
-            Ok(info) => (info.stream_sequence, u64::try_from(info.delivered).unwrap_or_default()),
-            Err(error) => {
-                // Its deadline gives it to someone who can read the server's subjects.
-                tracing::error!(%error, "a message's ack subject cannot be read");
-                return;
-            }
-        };
-        let reply = message.reply.as_ref().map(ToString::to_string).unwrap_or_default();
-        let event = Event::Message { sequence, reply: reply.clone() };
-        let actions = self.state.apply(event, now());
-        for action in actions {
-            if action == (Action::Deliver { sequence }) {
-                self.deliver(sequence, delivered, &reply, &message).await;
-            } else {
-                self.act(action).await;
-            }
-        }
-    }
-
-    async fn deliver(&mut self, sequence: Sequence, delivered: u64, reply: &str, message: &NatsMessage) {
-        let Ok(subject) = self.bus.prefix().parse(&message.subject) else {
-            tracing::error!(subject = %message.subject, "message on a subject that is not ours is dropped");
-            self.settle(sequence, Settlement::Term("subject is not one of fresco's".to_owned())).await;
-            self.apply(Event::Wanted).await;
-            return;
-        };
-        let permit = self.commands.upgrade().and_then(|commands| commands.try_reserve_owned().ok());
-        let Some(settle) = permit else {
-            // The owner is gone, or more is held than `pull` allows: give it back either way.
-            return self.settle(sequence, Settlement::Nak(None)).await;
-        };
-        let (hold, hold_in) = watch::channel(Hold { reply: reply.to_owned(), lost: false });
-        let claimed = Arc::new(AtomicBool::new(false));
-        self.holds.insert(sequence, HoldEntry { hold, claimed: Arc::clone(&claimed) });
-        let (bus, tracker) = (self.bus.clone(), self.tracker.clone());
-        let lease = Lease::new(LeaseParts { bus, tracker, sequence, hold: hold_in, claimed, settle });
-        let context = trace::extract(message.headers.as_ref());
-        let delivery = Delivery { subject, payload: message.payload.clone(), context, delivered, lease };
-        if let Err(refused) = self.deliveries.try_send(delivery) {
-            // The owner is gone: dropping the delivery settles it.
-            drop(refused);
-        }
-    }
-
-    async fn apply(&mut self, event: Event) {
-        for action in self.state.apply(event, now()) {
-            self.act(action).await;
-        }
-    }
-
-    /// Carries out one action. [`Action::Deliver`] only ever answers a message, see `receive_message`.
-    async fn act(&mut self, action: Action) {
-        match action {
-            Action::Pull { number } => {
-                let (subject, payload) = (self.pull_subject.clone(), self.pull_body.clone());
-                let reply = Some(format!("{}.{number}", self.inbox));
-                self.bus.send(OutMessage { subject, reply, headers: None, payload }).await;
-            }
-            Action::Nak { reply } => {
-                tracing::debug!(reply, "message came while none was wanted and goes back");
-                self.send_ack(reply, "-NAK".to_owned(), None).await;
-            }
-            Action::Progress { number, reply } => {
-                let answer_to = Some(format!("{}.p{number}", self.inbox));
-                self.send_ack(reply, "+WPI".to_owned(), answer_to).await;
-            }
-            Action::Adopt { sequence, reply } => {
-                tracing::debug!(sequence, "held message was delivered again");
-                if let Some(entry) = self.holds.get(&sequence) {
-                    entry.hold.send_modify(|hold| *hold = Hold { reply, lost: false });
-                }
-            }
-            Action::Lost { sequence } => {
-                tracing::warn!(sequence, "no progress of a held message reached the server for its ack deadline");
-                if let Some(entry) = self.holds.get(&sequence) {
-                    entry.hold.send_modify(|hold| hold.lost = true);
-                }
-            }
-            Action::Withdraw { sequence } => self.withdraw(sequence).await,
-            Action::Deliver { sequence } => tracing::error!(sequence, "a delivery without a message"),
-        }
-    }
-
-    async fn withdraw(&mut self, sequence: Sequence) {
-        let untaken = self.holds.get(&sequence).is_some_and(|entry| !entry.claimed.swap(true, Ordering::AcqRel));
-        if untaken {
-            tracing::debug!(sequence, "delivered message was not taken and goes back");
-            Box::pin(self.settle(sequence, Settlement::Nak(None))).await;
-        } else {
-            Box::pin(self.apply(Event::Taken { sequence })).await;
-        }
-    }
-
-    async fn settle(&mut self, sequence: Sequence, how: Settlement) {
-        let hold = self.holds.remove(&sequence).map(|entry| entry.hold.borrow().clone());
-        let (reply, lost) = match hold {
-            Some(hold) => (Some(hold.reply), hold.lost),
-            None => (self.state.reply(sequence), false),
-        };
-        let body = match how {
-            Settlement::Done => None,
-            Settlement::Ack => Some("+ACK".to_owned()),
-            // It may be another worker's: that one's message must not be taken from it.
-            Settlement::Nak(_) if lost => None,
-            Settlement::Nak(None) => Some("-NAK".to_owned()),
-            Settlement::Nak(Some(delay)) => Some(format!("-NAK {{\"delay\":{}}}", delay.as_nanos())),
-            Settlement::Term(reason) => Some(format!("+TERM {reason}")),
-        };
-        if let (Some(reply), Some(body)) = (reply, body) {
-            self.send_ack(reply, body, None).await;
-        }
-        Box::pin(self.apply(Event::Settled { sequence })).await;
-    }
-
-    async fn send_ack(&self, subject: String, body: String, reply: Option<String>) {
-        self.bus.send(OutMessage { subject, reply, headers: None, payload: body.into() }).await;
-    }
-
-    async fn answer_closers(&mut self) {
-        if self.closers.is_empty() || !self.state.is_closed_to_messages() {
-            return;
-        }
-        if let Err(error) = self.bus.flush().await {
-            tracing::warn!(%error, "messages given back may not have reached the broker");
-        }
-        for closer in self.closers.drain(..) {
-            if closer.send(()).is_err() {
-                tracing::debug!("nobody waits for the worker loop to close");
-            }
-        }
-    }
-
-    /// The connection is closed for good: nothing of ours can be reported any more.
-    fn lose_all(&mut self) {
-        for entry in self.holds.values() {
-            entry.hold.send_modify(|hold| hold.lost = true);
-        }
-    }
-}
-
-/// Messages keep the subject they were published on; answers come on the inbox's own subjects.
-fn classify(inbox: &str, message: &NatsMessage) -> Incoming {
-    let own = message.subject.strip_prefix(inbox).and_then(|rest| rest.strip_prefix('.'));
-    let Some(token) = own else { return Incoming::Message };
-    if let Some(number) = token.strip_prefix('p') {
-        return match (number.parse(), message.status) {
-            (Ok(number), None) => Incoming::ProgressAnswered(number),
-            // No responders: the consumer has no leader now, or is gone.
-            _ => Incoming::Unknown,
-        };
-    }
-    match (token.parse(), message.status.map(|status| status.as_u16())) {
-        (Ok(number), Some(404 | 408)) => Incoming::PullExpired(number),
-        (Ok(number), Some(_)) => Incoming::PullRefused(number),
-        _ => Incoming::Unknown,
-    }
-}
-
-fn now() -> std::time::Instant {
-    Instant::now().into_std()
-}
-
-/// The longest [`WorkQueue::close`] takes, beyond the broker's own slowness; for the grace of a process.
-pub const CLOSE_MAX: Duration = Duration::from_secs(3);

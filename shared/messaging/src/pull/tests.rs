@@ -8,11 +8,16 @@ const ACK_WAIT: Duration = Duration::from_secs(15);
 const PERIOD: Duration = Duration::from_secs(5);
 
 fn message(sequence: Sequence, reply: &str) -> Event {
-    Event::Message { sequence, reply: reply.to_owned() }
+    Event::Message {
+        sequence,
+        reply: reply.to_owned(),
+    }
 }
 
 fn nak(reply: &str) -> Action {
-    Action::Nak { reply: reply.to_owned() }
+    Action::Nak {
+        reply: reply.to_owned(),
+    }
 }
 
 /// One rule: events, each some time after the last, and the actions each calls for.
@@ -31,167 +36,258 @@ const MS: Duration = Duration::from_millis(1);
 
 #[test]
 fn a_pull_goes_out_only_while_a_message_is_wanted() {
-    check("one pull per want", vec![
-        (NOW, Event::Deadline, vec![]),
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (MS, Event::Wanted, vec![]),
-        (MS, message(7, "a"), vec![Action::Deliver { sequence: 7 }]),
-        (MS, Event::Taken { sequence: 7 }, vec![]),
-        (MS, Event::Wanted, vec![Action::Pull { number: 2 }]),
-    ]);
+    check(
+        "one pull per want",
+        vec![
+            (NOW, Event::Deadline, vec![]),
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (MS, Event::Wanted, vec![]),
+            (MS, message(7, "a"), vec![Action::Deliver { sequence: 7 }]),
+            (MS, Event::Taken { sequence: 7 }, vec![]),
+            (MS, Event::Wanted, vec![Action::Pull { number: 2 }]),
+        ],
+    );
 }
 
 #[test]
 fn an_expired_pull_is_followed_by_the_next_at_once() {
-    check("expired", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (PULL_EXPIRES, Event::PullExpired { number: 1 }, vec![Action::Pull { number: 2 }]),
-        (MS, Event::PullExpired { number: 1 }, vec![]),
-    ]);
+    check(
+        "expired",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (
+                PULL_EXPIRES,
+                Event::PullExpired { number: 1 },
+                vec![Action::Pull { number: 2 }],
+            ),
+            (MS, Event::PullExpired { number: 1 }, vec![]),
+        ],
+    );
 }
 
 #[test]
 fn a_refused_pull_is_tried_again_after_a_growing_pause() {
-    check("refused", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (MS, Event::PullRefused { number: 1 }, vec![]),
-        (MS * 19, Event::Deadline, vec![]),
-        (MS, Event::Deadline, vec![Action::Pull { number: 2 }]),
-        (MS, Event::PullRefused { number: 2 }, vec![]),
-        (MS * 39, Event::Deadline, vec![]),
-        (MS, Event::Deadline, vec![Action::Pull { number: 3 }]),
-    ]);
+    check(
+        "refused",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (MS, Event::PullRefused { number: 1 }, vec![]),
+            (MS * 19, Event::Deadline, vec![]),
+            (MS, Event::Deadline, vec![Action::Pull { number: 2 }]),
+            (MS, Event::PullRefused { number: 2 }, vec![]),
+            (MS * 39, Event::Deadline, vec![]),
+            (MS, Event::Deadline, vec![Action::Pull { number: 3 }]),
+        ],
+    );
 }
 
 #[test]
 fn a_pull_without_an_answer_is_given_up() {
-    check("no answer", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (PULL_LOST_AFTER - MS, Event::Deadline, vec![]),
-        (MS, Event::Deadline, vec![Action::Pull { number: 2 }]),
-    ]);
+    check(
+        "no answer",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (PULL_LOST_AFTER - MS, Event::Deadline, vec![]),
+            (MS, Event::Deadline, vec![Action::Pull { number: 2 }]),
+        ],
+    );
 }
 
 #[test]
 fn a_new_connection_is_pulled_from_at_once() {
-    check("reconnect", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (MS, Event::Disconnected, vec![]),
-        (PULL_LOST_AFTER, Event::Deadline, vec![]),
-        (MS, Event::Connected, vec![Action::Pull { number: 2 }]),
-        (MS, Event::Connected, vec![Action::Pull { number: 3 }]),
-    ]);
+    check(
+        "reconnect",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (MS, Event::Disconnected, vec![]),
+            (PULL_LOST_AFTER, Event::Deadline, vec![]),
+            (MS, Event::Connected, vec![Action::Pull { number: 2 }]),
+            (MS, Event::Connected, vec![Action::Pull { number: 3 }]),
+        ],
+    );
 }
 
 #[test]
 fn a_message_that_nobody_wants_goes_back() {
-    check("unwanted", vec![
-        (NOW, message(1, "a"), vec![nak("a")]),
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (MS, message(2, "b"), vec![Action::Deliver { sequence: 2 }]),
-        (MS, message(3, "c"), vec![nak("c")]),
-    ]);
+    check(
+        "unwanted",
+        vec![
+            (NOW, message(1, "a"), vec![nak("a")]),
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (MS, message(2, "b"), vec![Action::Deliver { sequence: 2 }]),
+            (MS, message(3, "c"), vec![nak("c")]),
+        ],
+    );
 }
 
 #[test]
 fn a_held_message_that_comes_again_is_adopted_not_delivered() {
-    let adopt = Action::Adopt { sequence: 1, reply: "a2".to_owned() };
-    check("adopted", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (MS, message(1, "a1"), vec![Action::Deliver { sequence: 1 }]),
-        (MS, Event::Taken { sequence: 1 }, vec![]),
-        (MS, Event::Wanted, vec![Action::Pull { number: 2 }]),
-        // The pull it came by is used up, and the want still stands.
-        (MS, message(1, "a2"), vec![adopt, Action::Pull { number: 3 }]),
-        (PERIOD, Event::Deadline, vec![
-            Action::Progress { number: 1, reply: "a2".to_owned() },
-            Action::Pull { number: 4 },
-        ]),
-    ]);
+    let adopt = Action::Adopt {
+        sequence: 1,
+        reply: "a2".to_owned(),
+    };
+    check(
+        "adopted",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (MS, message(1, "a1"), vec![Action::Deliver { sequence: 1 }]),
+            (MS, Event::Taken { sequence: 1 }, vec![]),
+            (MS, Event::Wanted, vec![Action::Pull { number: 2 }]),
+            // The pull it came by is used up, and the want still stands.
+            (
+                MS,
+                message(1, "a2"),
+                vec![adopt, Action::Pull { number: 3 }],
+            ),
+            (
+                PERIOD,
+                Event::Deadline,
+                vec![
+                    Action::Progress {
+                        number: 1,
+                        reply: "a2".to_owned(),
+                    },
+                    Action::Pull { number: 4 },
+                ],
+            ),
+        ],
+    );
 }
 
 #[test]
 fn progress_is_reported_while_a_message_is_held() {
-    let progress = |number| Action::Progress { number, reply: "a".to_owned() };
-    check("progress", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (NOW, Event::Taken { sequence: 1 }, vec![]),
-        (PERIOD, Event::Deadline, vec![progress(1)]),
-        (MS, Event::ProgressAnswered { number: 1 }, vec![]),
-        (PERIOD - MS, Event::Deadline, vec![progress(2)]),
-        (MS, Event::ProgressAnswered { number: 2 }, vec![]),
-        (MS, Event::Settled { sequence: 1 }, vec![]),
-        (PERIOD, Event::Deadline, vec![]),
-    ]);
+    let progress = |number| Action::Progress {
+        number,
+        reply: "a".to_owned(),
+    };
+    check(
+        "progress",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (NOW, Event::Taken { sequence: 1 }, vec![]),
+            (PERIOD, Event::Deadline, vec![progress(1)]),
+            (MS, Event::ProgressAnswered { number: 1 }, vec![]),
+            (PERIOD - MS, Event::Deadline, vec![progress(2)]),
+            (MS, Event::ProgressAnswered { number: 2 }, vec![]),
+            (MS, Event::Settled { sequence: 1 }, vec![]),
+            (PERIOD, Event::Deadline, vec![]),
+        ],
+    );
 }
 
 #[test]
 fn a_message_without_answered_progress_is_lost_and_left_alone() {
-    let progress = |number| Action::Progress { number, reply: "a".to_owned() };
-    check("lost", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (NOW, Event::Taken { sequence: 1 }, vec![]),
-        (PERIOD, Event::Deadline, vec![progress(1)]),
-        (PERIOD, Event::Deadline, vec![progress(2)]),
-        (PERIOD, Event::Deadline, vec![Action::Lost { sequence: 1 }]),
-        (PERIOD, Event::Deadline, vec![]),
-        (PERIOD, Event::Connected, vec![]),
-        // Delivered to us again, it is ours again.
-        (MS, message(1, "b"), vec![Action::Adopt { sequence: 1, reply: "b".to_owned() }]),
-        (PERIOD, Event::Deadline, vec![Action::Progress { number: 3, reply: "b".to_owned() }]),
-    ]);
+    let progress = |number| Action::Progress {
+        number,
+        reply: "a".to_owned(),
+    };
+    check(
+        "lost",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (NOW, Event::Taken { sequence: 1 }, vec![]),
+            (PERIOD, Event::Deadline, vec![progress(1)]),
+            (PERIOD, Event::Deadline, vec![progress(2)]),
+            (PERIOD, Event::Deadline, vec![Action::Lost { sequence: 1 }]),
+            (PERIOD, Event::Deadline, vec![]),
+            (PERIOD, Event::Connected, vec![]),
+            // Delivered to us again, it is ours again.
+            (
+                MS,
+                message(1, "b"),
+                vec![Action::Adopt {
+                    sequence: 1,
+                    reply: "b".to_owned(),
+                }],
+            ),
+            (
+                PERIOD,
+                Event::Deadline,
+                vec![Action::Progress {
+                    number: 3,
+                    reply: "b".to_owned(),
+                }],
+            ),
+        ],
+    );
 }
 
 #[test]
 fn an_answer_counts_from_when_the_progress_was_sent() {
-    let progress = |number| Action::Progress { number, reply: "a".to_owned() };
-    check("late answer", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (NOW, Event::Taken { sequence: 1 }, vec![]),
-        (PERIOD, Event::Deadline, vec![progress(1)]),
-        (PERIOD, Event::Deadline, vec![progress(2)]),
-        (PERIOD - MS, Event::ProgressAnswered { number: 1 }, vec![]),
-        (MS, Event::Deadline, vec![progress(3)]),
-        (PERIOD, Event::Deadline, vec![Action::Lost { sequence: 1 }]),
-    ]);
+    let progress = |number| Action::Progress {
+        number,
+        reply: "a".to_owned(),
+    };
+    check(
+        "late answer",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (NOW, Event::Taken { sequence: 1 }, vec![]),
+            (PERIOD, Event::Deadline, vec![progress(1)]),
+            (PERIOD, Event::Deadline, vec![progress(2)]),
+            (PERIOD - MS, Event::ProgressAnswered { number: 1 }, vec![]),
+            (MS, Event::Deadline, vec![progress(3)]),
+            (PERIOD, Event::Deadline, vec![Action::Lost { sequence: 1 }]),
+        ],
+    );
 }
 
 #[test]
 fn progress_waits_for_the_connection_and_then_comes_at_once() {
-    check("disconnected", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (NOW, Event::Taken { sequence: 1 }, vec![]),
-        (MS, Event::Disconnected, vec![]),
-        (PERIOD, Event::Deadline, vec![]),
-        (MS, Event::Connected, vec![Action::Progress { number: 1, reply: "a".to_owned() }]),
-    ]);
+    check(
+        "disconnected",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (NOW, Event::Taken { sequence: 1 }, vec![]),
+            (MS, Event::Disconnected, vec![]),
+            (PERIOD, Event::Deadline, vec![]),
+            (
+                MS,
+                Event::Connected,
+                vec![Action::Progress {
+                    number: 1,
+                    reply: "a".to_owned(),
+                }],
+            ),
+        ],
+    );
 }
 
 #[test]
 fn a_message_that_is_not_taken_is_withdrawn() {
-    check("untaken", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (UNTAKEN_MAX, Event::Deadline, vec![Action::Withdraw { sequence: 1 }]),
-        (NOW, Event::Settled { sequence: 1 }, vec![]),
-        (PERIOD, Event::Deadline, vec![]),
-    ]);
+    check(
+        "untaken",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (
+                UNTAKEN_MAX,
+                Event::Deadline,
+                vec![Action::Withdraw { sequence: 1 }],
+            ),
+            (NOW, Event::Settled { sequence: 1 }, vec![]),
+            (PERIOD, Event::Deadline, vec![]),
+        ],
+    );
 }
 
 #[test]
 fn a_closing_queue_takes_nothing_and_gives_back_what_is_not_taken() {
-    check("closing", vec![
-        (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
-        (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
-        (NOW, Event::Closing, vec![Action::Withdraw { sequence: 1 }]),
-        (NOW, Event::Settled { sequence: 1 }, vec![]),
-        (NOW, message(2, "b"), vec![nak("b")]),
-        (NOW, Event::Wanted, vec![]),
-    ]);
+    check(
+        "closing",
+        vec![
+            (NOW, Event::Wanted, vec![Action::Pull { number: 1 }]),
+            (NOW, message(1, "a"), vec![Action::Deliver { sequence: 1 }]),
+            (NOW, Event::Closing, vec![Action::Withdraw { sequence: 1 }]),
+            (NOW, Event::Settled { sequence: 1 }, vec![]),
+            (NOW, message(2, "b"), vec![nak("b")]),
+            (NOW, Event::Wanted, vec![]),
+        ],
+    );
 }
 
 #[test]
@@ -205,7 +301,10 @@ fn a_closed_queue_ends_when_nothing_can_come_and_nothing_is_held() {
     state.apply(Event::Closing, now);
     assert!(!state.is_closed_to_messages(), "a pull is outstanding");
     state.apply(Event::PullExpired { number: 2 }, now);
-    assert!(state.is_closed_to_messages() && !state.is_finished(), "one message is in hand");
+    assert!(
+        state.is_closed_to_messages() && !state.is_finished(),
+        "one message is in hand"
+    );
     state.apply(Event::Settled { sequence: 1 }, now);
     assert!(state.is_finished());
 }
@@ -216,12 +315,18 @@ fn no_more_is_held_than_the_limit() {
     let mut state = PullState::new(ACK_WAIT);
     for sequence in 0..HELD_MAX as u64 {
         state.apply(Event::Wanted, now);
-        assert_eq!(state.apply(message(sequence, "a"), now), [Action::Deliver { sequence }]);
+        assert_eq!(
+            state.apply(message(sequence, "a"), now),
+            [Action::Deliver { sequence }]
+        );
         state.apply(Event::Taken { sequence }, now);
     }
     assert_eq!(state.apply(Event::Wanted, now), []);
     assert_eq!(state.apply(message(999, "b"), now), [nak("b")]);
-    assert_eq!(state.apply(Event::Settled { sequence: 0 }, now), [Action::Pull { number: 257 }]);
+    assert_eq!(
+        state.apply(Event::Settled { sequence: 0 }, now),
+        [Action::Pull { number: 257 }]
+    );
 }
 
 /// What an observer of events and actions knows.
@@ -237,10 +342,14 @@ impl Observer {
     fn before(&mut self, event: &Event, now: Instant) {
         let number = self.outstanding.map(|(number, _)| number);
         match event {
-            Event::PullExpired { number: ended } | Event::PullRefused { number: ended } if number == Some(*ended) => {
+            Event::PullExpired { number: ended } | Event::PullRefused { number: ended }
+                if number == Some(*ended) =>
+            {
                 self.outstanding = None;
             }
-            Event::Connected | Event::Disconnected | Event::Message { .. } => self.outstanding = None,
+            Event::Connected | Event::Disconnected | Event::Message { .. } => {
+                self.outstanding = None
+            }
             Event::Wanted => self.wanted = true,
             Event::Settled { sequence } => {
                 self.held.remove(sequence);
@@ -255,12 +364,20 @@ impl Observer {
             | Event::ProgressAnswered { .. }
             | Event::Deadline => {}
         }
-        if self.outstanding.is_some_and(|(_, since)| now - since >= PULL_LOST_AFTER) {
+        if self
+            .outstanding
+            .is_some_and(|(_, since)| now - since >= PULL_LOST_AFTER)
+        {
             self.outstanding = None;
         }
     }
 
-    fn after(&mut self, event: &Event, actions: &[Action], now: Instant) -> Result<(), TestCaseError> {
+    fn after(
+        &mut self,
+        event: &Event,
+        actions: &[Action],
+        now: Instant,
+    ) -> Result<(), TestCaseError> {
         let mut fates = 0;
         for action in actions {
             match action {
@@ -270,7 +387,13 @@ impl Observer {
                     self.outstanding = Some((*number, now));
                 }
                 Action::Deliver { sequence } => {
-                    let Event::Message { sequence: came, reply } = event else { panic!("delivered out of nothing") };
+                    let Event::Message {
+                        sequence: came,
+                        reply,
+                    } = event
+                    else {
+                        panic!("delivered out of nothing")
+                    };
                     prop_assert_eq!(came, sequence);
                     prop_assert!(self.wanted && !self.held.contains_key(sequence));
                     self.held.insert(*sequence, reply.clone());
@@ -279,22 +402,34 @@ impl Observer {
                     fates += 1;
                 }
                 Action::Nak { reply: back } => {
-                    let Event::Message { sequence, reply } = event else { panic!("given back out of nothing") };
+                    let Event::Message { sequence, reply } = event else {
+                        panic!("given back out of nothing")
+                    };
                     prop_assert!(back == reply && !self.held.contains_key(sequence));
                     fates += 1;
                 }
                 Action::Adopt { sequence, reply } => {
-                    prop_assert!(self.held.insert(*sequence, reply.clone()).is_some(), "adopted but not held");
+                    prop_assert!(
+                        self.held.insert(*sequence, reply.clone()).is_some(),
+                        "adopted but not held"
+                    );
                     fates += 1;
                 }
                 Action::Progress { reply, .. } => {
-                    prop_assert!(self.held.values().any(|held| held == reply), "progress of what is not held");
+                    prop_assert!(
+                        self.held.values().any(|held| held == reply),
+                        "progress of what is not held"
+                    );
                 }
                 Action::Lost { sequence } => prop_assert!(self.held.contains_key(sequence)),
                 Action::Withdraw { sequence } => prop_assert!(self.untaken.contains(sequence)),
             }
         }
-        prop_assert_eq!(fates, usize::from(matches!(event, Event::Message { .. })), "one fate per message");
+        prop_assert_eq!(
+            fates,
+            usize::from(matches!(event, Event::Message { .. })),
+            "one fate per message"
+        );
         Ok(())
     }
 }

@@ -1,6 +1,10 @@
 //! A broker of a test's own: real nats-server, own port, own store, gone with the test. No runtime needed.
 
-#![allow(dead_code, unreachable_pub, reason = "every test binary uses its part of the harness")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test binary uses its part of the harness"
+)]
 
 use std::{
     io::{BufRead, BufReader},
@@ -92,9 +96,16 @@ impl Drop for Broker {
 /// The server that set-up has put in place.
 fn server() -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let root = root.ancestors().find(|dir| dir.join("Cargo.lock").exists()).expect("the workspace has a lock file");
+    let root = root
+        .ancestors()
+        .find(|dir| dir.join("Cargo.lock").exists())
+        .expect("the workspace has a lock file");
     let server = root.join(".fresco/bin/nats-server");
-    assert!(server.exists(), "{} is missing: run infra/setup", server.display());
+    assert!(
+        server.exists(),
+        "{} is missing: run infra/setup",
+        server.display()
+    );
     server
 }
 
@@ -116,9 +127,14 @@ fn spawn(dir: &TempDir, port: i32) -> (Child, u16) {
     let mut log = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
     let (mut text, mut port) = (String::new(), None);
     loop {
-        let Some(Ok(line)) = log.next() else { panic!("nats-server ended before it was ready:\n{text}") };
+        let Some(Ok(line)) = log.next() else {
+            panic!("nats-server ended before it was ready:\n{text}")
+        };
         if let Some((_, address)) = line.split_once("Listening for client connections on ") {
-            port = address.rsplit(':').next().and_then(|port| port.parse().ok());
+            port = address
+                .rsplit(':')
+                .next()
+                .and_then(|port| port.parse().ok());
         }
         let ready = line.contains("Server is ready");
         text.push_str(&line);

@@ -1,0 +1,12 @@
+//! The bus against a real nats-server: every test has its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod presence;
+mod provision;
+mod publish;
+mod queue;
+mod results;
+mod site;
+mod trace;

@@ -1,0 +1,141 @@
+use messaging::Presence;
+use protocol::{
+    CurrentWork, Role, WorkerId, WorkerPresence, WorkerState,
+    limits::{PRESENCE_PERIOD, PRESENCE_TTL},
+    topology::Topology,
+};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::site::{Site, connect, output, prefix, until, within};
+
+fn worker(worker: &WorkerId) -> WorkerPresence {
+    WorkerPresence {
+        worker: worker.clone(),
+        role: Role::Denoiser,
+        state: WorkerState::Loading,
+        device: "cpu".to_owned(),
+        process: 1,
+        health_address: None,
+        current: None,
+    }
+}
+
+#[tokio::test]
+async fn a_worker_appears_changes_and_leaves() {
+    let site = Site::start().await;
+    let id = WorkerId::generate(Role::Denoiser);
+    let shutdown = CancellationToken::new();
+    let presence = Presence::start(&site.bus, worker(&id), &site.tracker, shutdown.clone());
+    until("it appears", || async {
+        site.bus.workers().await.unwrap() == [worker(&id)]
+    })
+    .await;
+    let current = CurrentWork {
+        output: output(1),
+        ack_subject: "$JS.ACK".to_owned(),
+        since: 1,
+    };
+    presence.set(WorkerState::Busy, Some(current.clone()));
+    let busy = WorkerPresence {
+        state: WorkerState::Busy,
+        current: Some(current),
+        ..worker(&id)
+    };
+    until("it is busy", || async {
+        site.bus.workers().await.unwrap() == [busy.clone()]
+    })
+    .await;
+    shutdown.cancel();
+    site.tracker.close();
+    within("it has said goodbye", site.tracker.wait()).await;
+    assert_eq!(site.bus.workers().await.unwrap(), []);
+}
+
+#[test]
+fn a_worker_that_dies_is_gone_after_its_time_to_live() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let doomed = tokio::runtime::Runtime::new().unwrap();
+    let site = runtime.block_on(Site::start());
+    let id = WorkerId::generate(Role::Denoiser);
+    let alive = || async { site.bus.workers().await.unwrap() == [worker(&id)] };
+    let kept = doomed.block_on(async {
+        let bus = connect(&site.broker, Role::Denoiser).await;
+        let presence = Presence::start(
+            &bus,
+            worker(&id),
+            &TaskTracker::new(),
+            CancellationToken::new(),
+        );
+        (bus, presence)
+    });
+    runtime.block_on(async {
+        until("it appears", alive).await;
+        // It has been refreshed at least twice when it is older than its time to live.
+        tokio::time::sleep(PRESENCE_TTL + PRESENCE_PERIOD / 2).await;
+        assert!(alive().await, "it is refreshed");
+    });
+    doomed.shutdown_background();
+    let since = Instant::now();
+    runtime.block_on(until("it is gone", || async {
+        site.bus.workers().await.unwrap().is_empty()
+    }));
+    println!("dead worker gone after {:?}", since.elapsed());
+    assert!(since.elapsed() <= PRESENCE_TTL + PRESENCE_PERIOD / 2);
+    drop(kept);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_broker_learns_of_its_workers_again() {
+    // A single server forgets a memory stream altogether when it restarts, so this needs a durable bucket.
+    let mut topology = Topology::new(&prefix());
+    topology.workers.durable = true;
+    let mut site = Site::with(topology).await;
+    let id = WorkerId::generate(Role::Denoiser);
+    let _presence = Presence::start(
+        &site.bus,
+        worker(&id),
+        &site.tracker,
+        CancellationToken::new(),
+    );
+    until("it appears", || async {
+        site.bus.workers().await.unwrap() == [worker(&id)]
+    })
+    .await;
+    site.broker.kill();
+    site.broker.start_again();
+    let since = Instant::now();
+    until("it is back", || async {
+        site.bus
+            .workers()
+            .await
+            .is_ok_and(|workers| workers == [worker(&id)])
+    })
+    .await;
+    println!(
+        "worker known {:?} after the broker came back",
+        since.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_hundred_workers_are_listed_in_one_request() {
+    let site = Site::start().await;
+    let mut presences = Vec::new();
+    for _ in 0..100 {
+        let worker = worker(&WorkerId::generate(Role::Denoiser));
+        presences.push(Presence::start(
+            &site.bus,
+            worker,
+            &site.tracker,
+            CancellationToken::new(),
+        ));
+    }
+    until("all appear", || async {
+        site.bus.workers().await.unwrap().len() == 100
+    })
+    .await;
+    let since = Instant::now();
+    site.bus.workers().await.unwrap();
+    println!("100 workers listed in {:?}", since.elapsed());
+}

@@ -1,0 +1,105 @@
+use std::time::Duration;
+
+use messaging::ProvisionError;
+use protocol::{Role, topology::Topology};
+
+use crate::{
+    common::Broker,
+    site::{Site, connect, prefix},
+};
+
+#[tokio::test]
+async fn provisioning_twice_changes_nothing() {
+    let site = Site::start().await;
+    let before = site
+        .raw()
+        .await
+        .get_stream(&site.topology.ar.name)
+        .await
+        .unwrap()
+        .cached_info()
+        .clone();
+    site.bus.provision(&site.topology).await.unwrap();
+    site.bus.verify(&site.topology).await.unwrap();
+    let after = site
+        .raw()
+        .await
+        .get_stream(&site.topology.ar.name)
+        .await
+        .unwrap()
+        .cached_info()
+        .clone();
+    assert_eq!(
+        (before.config, before.created),
+        (after.config, after.created)
+    );
+}
+
+#[tokio::test]
+async fn an_empty_broker_is_reported_by_the_first_missing_name() {
+    let broker = Broker::start();
+    let bus = connect(&broker, Role::Gateway).await;
+    let error = bus.verify(&Topology::new(&prefix())).await.unwrap_err();
+    assert!(matches!(error, ProvisionError::Missing { name } if name == "stream t-AR"));
+}
+
+#[tokio::test]
+async fn a_stream_with_other_settings_is_reported_and_left_alone() {
+    let mut other = Topology::new(&prefix());
+    other.ar.messages_max = 7;
+    other.ar.age_max = Duration::from_secs(3_600);
+    let site = Site::with(other.clone()).await;
+    for result in [
+        site.bus.provision(&Topology::new(&prefix())).await,
+        site.bus.verify(&Topology::new(&prefix())).await,
+    ] {
+        let Err(ProvisionError::Differs { name, differences }) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(name, "stream t-AR");
+        let fields: Vec<&str> = differences
+            .iter()
+            .map(|difference| difference.field.as_str())
+            .collect();
+        assert_eq!(fields, ["max_age", "max_msgs"]);
+        assert_eq!(
+            (
+                differences[1].wanted.as_str(),
+                differences[1].found.as_str()
+            ),
+            ("20000", "7")
+        );
+    }
+    site.bus.verify(&other).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_consumer_with_other_settings_is_reported() {
+    let mut other = Topology::new(&prefix());
+    other.denoise_consumer.ack_pending_max = 9;
+    let site = Site::with(other).await;
+    let error = site
+        .bus
+        .verify(&Topology::new(&prefix()))
+        .await
+        .unwrap_err();
+    let ProvisionError::Differs { name, differences } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(name, "consumer t-DN/standard");
+    assert_eq!(differences[0].field, "max_ack_pending");
+}
+
+#[tokio::test]
+async fn services_accept_the_ack_deadline_in_force() {
+    let site = Site::start().await;
+    site.bus.verify(&Topology::new(&prefix())).await.unwrap();
+    let error = site
+        .bus
+        .provision(&Topology::new(&prefix()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ProvisionError::Differs { differences, .. } if differences[0].field == "ack_wait")
+    );
+}

@@ -1,0 +1,144 @@
+use std::time::Duration;
+
+use messaging::{Fence, PublishError};
+use protocol::{ErrorCode, JobRecord, limits::PAYLOAD_BYTES_MAX, topology::Topology};
+use tokio::time::{Instant, timeout};
+
+use crate::site::{Site, ar_job, denoise_job, failure, output, picture, prefix, within};
+
+#[tokio::test]
+async fn a_message_published_twice_is_stored_once() {
+    let site = Site::start().await;
+    for _ in 0..2 {
+        site.bus.publish_ar_job(&ar_job(1)).await.unwrap();
+        site.enqueue(&denoise_job(1)).await;
+    }
+    assert_eq!(
+        (site.stored("t-AR").await, site.stored("t-DN").await),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_keeps_what_it_has() {
+    let mut topology = Topology::new(&prefix());
+    topology.ar.messages_max = 2;
+    let site = Site::with(topology).await;
+    site.bus.publish_ar_job(&ar_job(1)).await.unwrap();
+    site.bus.publish_ar_job(&ar_job(2)).await.unwrap();
+    let error = site.bus.publish_ar_job(&ar_job(3)).await.unwrap_err();
+    assert!(matches!(error, PublishError::Full { .. }), "{error:?}");
+    assert_eq!(error.code(), ErrorCode::QueueFull);
+    // An accepted one is accepted still.
+    site.bus.publish_ar_job(&ar_job(2)).await.unwrap();
+    assert_eq!(site.stored("t-AR").await, 2);
+}
+
+#[tokio::test]
+async fn a_picture_larger_than_a_message_is_refused() {
+    let site = Site::start().await;
+    let error = site
+        .bus
+        .put_result(&picture(output(1), vec![0; PAYLOAD_BYTES_MAX]))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PublishError::TooLarge { .. }), "{error:?}");
+    assert_eq!(error.code(), ErrorCode::ImageTooLarge);
+}
+
+#[tokio::test]
+async fn the_first_result_is_the_result() {
+    let site = Site::start().await;
+    let (first, second) = (picture(output(1), vec![1; 1_000]), failure(output(1)));
+    assert!(!site.bus.has_result(output(1)).await.unwrap());
+    assert_eq!(site.bus.put_result(&first).await.unwrap(), Fence::First);
+    assert_eq!(site.bus.put_result(&second).await.unwrap(), Fence::Taken);
+    assert_eq!(site.bus.put_result(&first).await.unwrap(), Fence::Taken);
+    assert_eq!(site.bus.result(output(1)).await.unwrap(), Some(first));
+    assert_eq!(site.bus.result(output(2)).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn one_of_many_racing_results_wins() {
+    let site = Site::start().await;
+    let racers = (0..20).map(|_| async { site.bus.put_result(&failure(output(1))).await.unwrap() });
+    let fences = futures::future::join_all(racers).await;
+    assert_eq!(
+        fences
+            .iter()
+            .filter(|fence| **fence == Fence::First)
+            .count(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_full_results_stream_is_waited_for_and_not_taken_for_a_lost_race() {
+    let mut topology = Topology::new(&prefix());
+    topology.results.bytes_max = 1_000_000;
+    topology.results.message_bytes_max = 1_000_000;
+    let site = Site::with(topology).await;
+    let (first, second) = (
+        picture(output(1), vec![1; 700_000]),
+        picture(output(2), vec![2; 700_000]),
+    );
+    assert_eq!(site.bus.put_result(&first).await.unwrap(), Fence::First);
+    assert_eq!(site.bus.put_result(&first).await.unwrap(), Fence::Taken);
+    let mut waiting = Box::pin(site.bus.put_result(&second));
+    assert!(
+        timeout(Duration::from_millis(500), &mut waiting)
+            .await
+            .is_err(),
+        "there is no room"
+    );
+    site.raw()
+        .await
+        .get_stream("t-RES")
+        .await
+        .unwrap()
+        .purge()
+        .await
+        .unwrap();
+    assert_eq!(
+        within("there is room", waiting).await.unwrap(),
+        Fence::First
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publishes_survive_a_killed_broker() {
+    let mut site = Site::start().await;
+    site.broker.kill();
+    let bus = site.bus.clone();
+    let publishing = site.tracker.spawn(async move {
+        bus.publish_ar_job(&ar_job(1)).await.unwrap();
+        bus.put_result(&failure(output(1))).await.unwrap()
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let since = Instant::now();
+    site.broker.start_again();
+    assert_eq!(within("published", publishing).await.unwrap(), Fence::First);
+    println!("published {:?} after the broker came back", since.elapsed());
+    assert_eq!(
+        (site.stored("t-AR").await, site.stored("t-RES").await),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_job_record_reads_back() {
+    let site = Site::start().await;
+    let job = ar_job(1);
+    let record = JobRecord {
+        job: job.job,
+        outputs: job.outputs,
+        size: job.size,
+        format: job.format,
+        denoise: job.denoise,
+        accepted_at: 1,
+        deadline_at: 2,
+    };
+    assert_eq!(site.bus.job(record.job).await.unwrap(), None);
+    site.bus.create_job(&record).await.unwrap();
+    assert_eq!(site.bus.job(record.job).await.unwrap(), Some(record));
+}
