@@ -191,7 +191,9 @@ impl Topology {
             },
             workers: BucketSpec {
                 name: prefix.name("workers"),
-                durable: false,
+                // On disk, although it is stale after a restart: a single server forgets memory streams, the bucket with
+                // them, and the workers could not come back by themselves.
+                durable: true,
                 age_max: None,
                 marker_ttl: Some(4 * PRESENCE_TTL),
                 bytes_max: 16 * MIB,
