@@ -1,0 +1,215 @@
+//! The command line. The only file that names environment variables (through clap).
+
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+use protocol::{ImageSize, Prefix, limits::OUTPUTS_PER_JOB_MAX};
+use service::BusArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  fresco up --model ./GLM-Image              broker, gateway, AR-batcher, 2 denoisers; Ctrl-C stops all
+  fresco generate \"a red fox\" --size 512x512 -n 2 --out pictures
+  fresco nats check --nats-url nats://10.0.0.5:4222";
+
+/// Serves GLM-Image: prompts in over HTTP, pictures out, over NATS JetStream
+#[derive(Debug, Parser)]
+#[command(name = "fresco", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// What to log to stderr, for example `info` or `messaging=debug`
+    #[arg(
+        long = "log",
+        env = "FRESCO_LOG",
+        value_name = "FILTER",
+        default_value = "error",
+        global = true
+    )]
+    pub log_filter: String,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start everything on this machine and keep it running
+    Up(UpArgs),
+    /// Ask a gateway for pictures and write them to files
+    Generate(GenerateArgs),
+    /// Set up or check the streams on a NATS server
+    #[command(subcommand)]
+    Nats(NatsCommand),
+    /// Become another program that ends with its parent
+    #[command(hide = true)]
+    Leash(LeashArgs),
+}
+
+const UP_HELP: &str = "\
+Starts nats-server, fresco-gateway, fresco-ar-batcher and the denoisers, waits until each is ready and prints the
+URL. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; work in flight goes back to the queue
+and is done by the next `fresco up` on the same data folder. More denoisers can be started by hand, on any machine
+that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
+
+/// `fresco up`.
+#[derive(Debug, Clone, Args)]
+#[command(long_about = UP_HELP)]
+pub struct UpArgs {
+    /// Folder of the model, in the layout of zai-org/GLM-Image
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// Folder for queues, results and logs; kept between runs
+    #[arg(long, value_name = "DIR", default_value = "fresco-data")]
+    pub data: PathBuf,
+
+    /// Denoisers to run; n pictures of a request are painted by n denoisers at once
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub denoisers: u16,
+
+    /// Address of the gateway; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+
+    /// Use this NATS server instead of starting one; repeat it for each node of a cluster
+    // Not from the environment: a forgotten variable must not send a trial run to someone's cluster.
+    #[arg(
+        long = "nats-url",
+        value_name = "URL",
+        value_delimiter = ',',
+        conflicts_with = "nats_server"
+    )]
+    pub nats_urls: Vec<String>,
+
+    /// The nats-server program, 2.12 or newer [default: from the PATH, .fresco/bin or the cache of `make setup`]
+    #[arg(long, value_name = "FILE")]
+    pub nats_server: Option<PathBuf>,
+
+    /// Deployment name: the first token of its subjects and the start of its stream names
+    #[arg(long, value_name = "NAME", default_value = "fresco")]
+    pub prefix: Prefix,
+
+    /// Write the gateway's URL to this file once everything is ready
+    #[arg(long, value_name = "FILE")]
+    pub url_file: Option<PathBuf>,
+
+    /// Device of the AR-batcher and the denoisers [default: theirs]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+
+    /// Most outputs in one AR batch [default: the AR-batcher's]
+    #[arg(long, value_name = "N")]
+    pub ar_slots_max: Option<u16>,
+
+    /// How long an AR batch waits for company, in milliseconds [default: the AR-batcher's]
+    #[arg(long, value_name = "N")]
+    pub ar_delay_ms: Option<u64>,
+
+    /// Folder of the services' programs [default: that of this one]
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub bin_dir: Option<PathBuf>,
+
+    /// Where `make setup` keeps its downloads
+    #[arg(long, value_name = "DIR", env = "FRESCO_CACHE", hide = true)]
+    pub cache: Option<PathBuf>,
+}
+
+/// `fresco generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// What to paint; quoted texts in it are painted as texts
+    pub prompt: String,
+
+    /// Width and height in pixels, multiples of 32 [default: the gateway's]
+    #[arg(long, value_name = "WIDTHxHEIGHT")]
+    pub size: Option<ImageSize>,
+
+    /// Pictures to make
+    #[arg(short, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(OUTPUTS_PER_JOB_MAX)))]
+    pub n: u8,
+
+    /// Picture i is painted with seed + i; the same seed gives the same picture [default: drawn at random]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// Denoising steps [default: the gateway's]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u16>,
+
+    /// How closely to follow the prompt [default: the gateway's]
+    #[arg(long, value_name = "X")]
+    pub guidance: Option<f64>,
+
+    /// Folder for the pictures, made when missing
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+
+    /// URL of a gateway
+    #[arg(
+        long,
+        env = "FRESCO_GATEWAY",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8080"
+    )]
+    pub gateway: String,
+}
+
+/// `fresco nats`.
+#[derive(Debug, Subcommand)]
+pub enum NatsCommand {
+    /// Create the streams, consumers and buckets that are missing; never changes existing ones
+    Init {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        ack_wait_s: Option<u64>,
+    },
+    /// Say whether everything is there as this version wants it
+    Check {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+    },
+}
+
+/// `fresco leash`.
+#[derive(Debug, Args)]
+pub struct LeashArgs {
+    /// Process that starts it
+    #[arg(long)]
+    pub parent: i32,
+
+    /// The program to become
+    pub program: PathBuf,
+
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_leashed_program_keeps_its_own_flags() {
+        let cli = Cli::parse_from([
+            "fresco", "leash", "--parent", "7", "--", "prog", "--parent", "8", "--log", "x",
+        ]);
+        let Command::Leash(leash) = cli.command else {
+            panic!("not a leash: {cli:?}")
+        };
+        assert_eq!((leash.parent, leash.program), (7, PathBuf::from("prog")));
+        assert_eq!(leash.arguments, ["--parent", "8", "--log", "x"]);
+    }
+}

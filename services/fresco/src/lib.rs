@@ -1,0 +1,42 @@
+//! `fresco`, the operator's command: runs a deployment, asks it for pictures, looks after its broker. It talks to a
+//! gateway over HTTP and to the broker through `messaging`; it knows no tensor and never links libtorch.
+
+pub mod args;
+mod generate;
+mod leash;
+mod nats;
+mod terminal;
+pub mod up;
+
+use std::time::Duration;
+
+use service::{LogFormat, ShellArgs, exit::Failure, telemetry};
+
+use crate::args::{Cli, Command};
+
+/// Carries out the command line.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    if let Command::Leash(args) = &cli.command {
+        return Err(leash::run(args));
+    }
+    let shell = ShellArgs {
+        health_listen: ([127, 0, 0, 1], 0).into(),
+        log_filter: cli.log_filter,
+        log_format: LogFormat::Text,
+        grace: Duration::ZERO,
+    };
+    let _telemetry = telemetry::init("operator", &shell)?;
+    // One thread: children end with the thread that started them (`leash`).
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| Failure::failed(&error))?;
+    runtime.block_on(async {
+        match cli.command {
+            Command::Up(args) => Box::pin(up::run(args)).await,
+            Command::Generate(args) => Box::pin(generate::run(args)).await,
+            Command::Nats(command) => Box::pin(nats::run(command)).await,
+            Command::Leash(args) => Err(leash::run(&args)),
+        }
+    })
+}

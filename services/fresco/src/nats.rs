@@ -1,0 +1,85 @@
+//! `fresco nats`: sets up and checks what a deployment needs on its broker.
+
+use std::time::Duration;
+
+use messaging::{Bus, BusConfig, ProvisionError};
+use protocol::{Role, limits::ACK_WAIT, topology::Topology};
+use service::{BusArgs, exit::Failure};
+use tokio::time::timeout;
+
+use crate::{args::NatsCommand, terminal};
+
+/// A broker is there or is not; an operator does not want to wait for one.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Carries out one of its commands.
+pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
+    match command {
+        NatsCommand::Init {
+            bus: args,
+            ack_wait_s,
+        } => {
+            let ack_wait = ack_wait_s.map_or(ACK_WAIT, Duration::from_secs);
+            let topology = Topology::with_ack_wait(&args.prefix, ack_wait);
+            let bus = connect(&args).await?;
+            bus.provision(&topology)
+                .await
+                .map_err(|error| failure(&error))?;
+            tell(&topology, "is there");
+            bus.close().await;
+        }
+        NatsCommand::Check { bus: args } => {
+            let topology = Topology::new(&args.prefix);
+            let bus = connect(&args).await?;
+            bus.verify(&topology)
+                .await
+                .map_err(|error| failure(&error))?;
+            tell(&topology, "is as it should be");
+            bus.close().await;
+        }
+    }
+    Ok(())
+}
+
+async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
+    let config = BusConfig {
+        urls: args.nats_urls.clone(),
+        prefix: args.prefix.clone(),
+        role: Role::Operator,
+    };
+    let bus = Bus::connect(&config)
+        .await
+        .map_err(|error| Failure::unusable(&error))?;
+    let connected = timeout(CONNECT_MAX, bus.connected()).await;
+    connected.map_err(|_| {
+        Failure::Failed(format!(
+            "--nats-url {}: no NATS server answers there",
+            args.nats_urls.join(", ")
+        ))
+    })?;
+    Ok(bus)
+}
+
+fn failure(error: &ProvisionError) -> Failure {
+    match error {
+        ProvisionError::Missing { name } => {
+            Failure::Failed(format!("{name} is missing: run `fresco nats init`"))
+        }
+        ProvisionError::Differs { .. } | ProvisionError::Bus(_) => Failure::failed(error),
+    }
+}
+
+fn tell(topology: &Topology, how: &str) {
+    for stream in [&topology.ar, &topology.denoise, &topology.results] {
+        terminal::say(format_args!("stream {} {how}", stream.name));
+    }
+    for consumer in [&topology.ar_consumer, &topology.denoise_consumer] {
+        terminal::say(format_args!(
+            "consumer {}/{} {how}",
+            consumer.stream, consumer.name
+        ));
+    }
+    for bucket in [&topology.jobs, &topology.workers] {
+        terminal::say(format_args!("bucket {} {how}", bucket.name));
+    }
+}

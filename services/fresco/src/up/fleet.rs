@@ -1,0 +1,142 @@
+//! Which programs make up a fleet, and with which arguments. Pure.
+
+use std::{
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use super::{run::ChildSpec, supervisor::Layer};
+use crate::args::UpArgs;
+
+/// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
+const GRACE_S: &str = "3";
+
+/// The services' common surroundings.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// Folder of the programs.
+    pub(crate) programs: PathBuf,
+    /// The broker.
+    pub(crate) nats_urls: Vec<String>,
+    /// Of the gateway, with a real port.
+    pub(crate) listen: SocketAddr,
+}
+
+/// The broker's child.
+pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
+    let arguments = vec!["--config".into(), config.into()];
+    ChildSpec {
+        name: "nats-server".to_owned(),
+        layer: Layer::Broker,
+        program,
+        arguments,
+    }
+}
+
+/// The services' children.
+pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildSpec> {
+    let service = |name: String, program: &str, own: Vec<OsString>| {
+        let mut arguments: Vec<OsString> =
+            vec!["--nats-url".into(), surroundings.nats_urls.join(",").into()];
+        arguments.extend([
+            "--prefix".into(),
+            args.prefix.to_string().into(),
+            "--grace-s".into(),
+            GRACE_S.into(),
+        ]);
+        arguments.extend(own);
+        ChildSpec {
+            name,
+            layer: Layer::Service,
+            program: surroundings.programs.join(program),
+            arguments,
+        }
+    };
+    let mut model: Vec<OsString> = vec!["--model".into(), args.model.clone().into()];
+    if let Some(device) = &args.device {
+        model.extend(["--device".into(), device.into()]);
+    }
+    let mut batcher = model.clone();
+    if let Some(slots) = args.ar_slots_max {
+        batcher.extend(["--batch-slots-max".into(), slots.to_string().into()]);
+    }
+    if let Some(delay) = args.ar_delay_ms {
+        batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
+    }
+    let listen = vec!["--listen".into(), surroundings.listen.to_string().into()];
+    let mut services = vec![
+        service("gateway".to_owned(), "fresco-gateway", listen),
+        service("ar-batcher".to_owned(), "fresco-ar-batcher", batcher),
+    ];
+    let denoiser = |number| {
+        service(
+            format!("denoiser-{number}"),
+            "fresco-denoiser",
+            model.clone(),
+        )
+    };
+    services.extend((0..args.denoisers).map(denoiser));
+    services
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn children(flags: &str) -> Vec<String> {
+        let cli = Cli::parse_from(format!("fresco up --model /m {flags}").split_whitespace());
+        let Command::Up(args) = cli.command else {
+            panic!("not up: {cli:?}")
+        };
+        let surroundings = Surroundings {
+            programs: "/bin".into(),
+            nats_urls: vec!["nats://a:1".to_owned(), "nats://b:2".to_owned()],
+            listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+        };
+        let line = |child: ChildSpec| {
+            let arguments = child.arguments.join(&OsString::from(" "));
+            format!(
+                "{} = {} {}",
+                child.name,
+                child.program.display(),
+                arguments.to_string_lossy()
+            )
+        };
+        services(&args, &surroundings)
+            .into_iter()
+            .map(line)
+            .collect()
+    }
+
+    #[test]
+    fn a_fleet_is_a_gateway_a_batcher_and_denoisers() {
+        let common = "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3";
+        let expected = [
+            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!("ar-batcher = /bin/fresco-ar-batcher {common} --model /m"),
+            format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m"),
+            format!("denoiser-1 = /bin/fresco-denoiser {common} --model /m"),
+        ];
+        assert_eq!(children(""), expected);
+    }
+
+    #[test]
+    fn flags_of_the_stages_are_passed_on() {
+        let common = "--nats-url nats://a:1,nats://b:2 --prefix x --grace-s 3";
+        let expected = [
+            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!(
+                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --batch-slots-max 8 --batch-delay-ms 20"
+            ),
+            format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m --device cuda:1"),
+        ];
+        assert_eq!(
+            children("--prefix x --denoisers 1 --device cuda:1 --ar-slots-max 8 --ar-delay-ms 20"),
+            expected
+        );
+    }
+}

@@ -1,0 +1,282 @@
+//! The embedded broker: which program, with which configuration, on which port.
+
+use std::{
+    fmt::Write as _,
+    fs, io,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use protocol::limits::PAYLOAD_BYTES_MAX;
+use tokio::process::Command;
+
+/// The first version with per-message schedules and limit markers as `protocol::topology` uses them.
+pub(crate) const VERSION_MIN: (u32, u32) = (2, 12);
+/// `nats-server --version` answers in milliseconds.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a `nats-server` may be.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// The user's own; then nothing else is tried.
+    pub(crate) given: Option<PathBuf>,
+    /// Folders below or above which `.fresco/bin` may be.
+    pub(crate) near: Vec<PathBuf>,
+    /// Where `make setup` keeps its downloads.
+    pub(crate) cache: Option<PathBuf>,
+}
+
+/// No `nats-server` that can be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MissingError {
+    /// Nowhere.
+    #[error(
+        "no nats-server 2.12 or newer found: run `make setup`, put one on the PATH, or give --nats-server FILE or --nats-url URL"
+    )]
+    Nowhere,
+    /// The user's own is none.
+    #[error("--nats-server {}: {reason}", path.display())]
+    Given {
+        /// As given.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The first usable program.
+pub(crate) async fn find(places: &Places) -> Result<PathBuf, MissingError> {
+    if let Some(path) = &places.given {
+        let refuse = |reason: String| MissingError::Given {
+            path: path.clone(),
+            reason,
+        };
+        return match version(path).await {
+            Ok(version) if version >= VERSION_MIN => Ok(path.clone()),
+            Ok((major, minor)) => Err(refuse(format!(
+                "is version {major}.{minor}, 2.12 or newer is needed"
+            ))),
+            Err(error) => Err(refuse(error.to_string())),
+        };
+    }
+    for candidate in candidates(places) {
+        match version(&candidate).await {
+            Ok(version) if version >= VERSION_MIN => return Ok(candidate),
+            Ok((major, minor)) => {
+                tracing::info!(path = %candidate.display(), major, minor, "nats-server is too old")
+            }
+            Err(error) => tracing::debug!(path = %candidate.display(), %error, "no nats-server"),
+        }
+    }
+    Err(MissingError::Nowhere)
+}
+
+/// In the order of preference: what the user installed, what this checkout set up, what any checkout set up.
+fn candidates(places: &Places) -> Vec<PathBuf> {
+    // A bare name is looked up on the PATH by whoever runs it.
+    let mut found = vec![PathBuf::from("nats-server")];
+    for folder in &places.near {
+        found.extend(
+            folder
+                .ancestors()
+                .map(|folder| folder.join(".fresco/bin/nats-server"))
+                .find(|file| file.is_file()),
+        );
+    }
+    let cached = places
+        .cache
+        .as_ref()
+        .and_then(|cache| fs::read_dir(cache).ok());
+    let folders = cached.into_iter().flatten().flatten();
+    let mut folders: Vec<_> = folders
+        .filter(|entry| {
+            entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with("nats-server-")
+        })
+        .collect();
+    folders.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
+    found.extend(folders.iter().map(|entry| entry.path().join("nats-server")));
+    found
+}
+
+/// Major and minor version of the program.
+async fn version(program: &Path) -> io::Result<(u32, u32)> {
+    let output = Command::new(program)
+        .arg("--version")
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(VERSION_TIMEOUT, output)
+        .await
+        .map_err(io::Error::from)??;
+    parse_version(&String::from_utf8_lossy(&output.stdout))
+        .ok_or_else(|| io::Error::other("does not tell a nats-server version"))
+}
+
+/// From `nats-server: v2.15.1`.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.trim().strip_prefix("nats-server: v")?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// A port that stays the same over restarts, so that workers started by hand find the broker again; another one
+/// when someone else has taken it meanwhile.
+pub(crate) fn port(data: &Path) -> io::Result<u16> {
+    let file = data.join("nats.port");
+    let kept = fs::read_to_string(&file)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    if let Some(port) = kept.filter(|port| *port != 0 && free(*port).is_ok()) {
+        return Ok(port);
+    }
+    let port = free(0)?;
+    fs::write(&file, port.to_string())?;
+    Ok(port)
+}
+
+/// `port`, or any for 0, when it is free.
+fn free(port: u16) -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?
+        .local_addr()?
+        .port())
+}
+
+/// The configuration file. Figures are measured ones (ARCHITECTURE.md, "The bus").
+pub(crate) fn config(data: &Path, port: u16) -> String {
+    let mut text = String::from("# Written by `fresco up` at each start.\n");
+    let mut line = |key: &str, value: &str| {
+        writeln!(text, "{key}: {value}").expect("a String takes every text")
+    };
+    line("server_name", "fresco");
+    line("listen", &quoted(&format!("127.0.0.1:{port}")));
+    // The largest picture is one message; a gateway may be some of them behind before it is cut off.
+    line("max_payload", &PAYLOAD_BYTES_MAX.to_string());
+    line("max_pending", "256MB");
+    line("write_deadline", &quoted("10s"));
+    // A worker that is frozen or cut off is noticed after 12 s instead of 5 min.
+    line("ping_interval", &quoted("5s"));
+    line("ping_max", "2");
+    let store = quoted(&data.join("nats").to_string_lossy());
+    // `always`: what is acknowledged survives a power cut. The sizes cover the streams' limits, which the server
+    // reserves, whatever the disk has free: its default of 3/4 of the disk refuses them on a small one.
+    writeln!(
+        text,
+        "jetstream {{ store_dir: {store}, sync_interval: always, max_mem: 256MB, max_file: 32GB }}"
+    )
+    .expect("a String takes every text");
+    text
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_is_the_measured_one() {
+        let expected = "\
+# Written by `fresco up` at each start.
+server_name: fresco
+listen: \"127.0.0.1:4333\"
+max_payload: 16777216
+max_pending: 256MB
+write_deadline: \"10s\"
+ping_interval: \"5s\"
+ping_max: 2
+jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 256MB, max_file: 32GB }
+";
+        assert_eq!(config(Path::new("/d/a \"b\""), 4333), expected);
+    }
+
+    #[test]
+    fn versions_are_read_from_what_the_server_says() {
+        assert_eq!(parse_version("nats-server: v2.15.1\n"), Some((2, 15)));
+        assert_eq!(parse_version("nats-server: v2.12.0-RC.3"), Some((2, 12)));
+        for text in [
+            "",
+            "nats-server: 2.12",
+            "GNU bash, version 5.2",
+            "nats-server: v2",
+        ] {
+            assert_eq!(parse_version(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_kept_until_someone_else_has_it() {
+        let data = tempfile::tempdir().expect("a temporary folder");
+        let first = port(data.path()).expect("a free port");
+        assert_eq!(port(data.path()).expect("still free"), first);
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).expect("it was free");
+        let second = port(data.path()).expect("a free port");
+        assert_ne!(second, first);
+        drop(taken);
+        assert_eq!(port(data.path()).expect("still free"), second);
+    }
+
+    /// A program that answers `--version` like a nats-server.
+    fn fake(path: &Path, version: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        fs::create_dir_all(path.parent().expect("a file in a folder")).expect("a writable folder");
+        fs::write(path, format!("#!/bin/sh\necho 'nats-server: v{version}'\n"))
+            .expect("a writable folder");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("our file");
+        path.to_owned()
+    }
+
+    #[test]
+    fn the_nearest_program_comes_first() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let near = fake(
+            &root.path().join("checkout/.fresco/bin/nats-server"),
+            "2.12.1",
+        );
+        let old = fake(
+            &root.path().join("cache/nats-server-2.12.0-aa/nats-server"),
+            "2.12.0",
+        );
+        let new = fake(
+            &root.path().join("cache/nats-server-2.15.1-bb/nats-server"),
+            "2.15.1",
+        );
+        let places = Places {
+            given: None,
+            near: vec![
+                root.path().join("checkout/target/debug"),
+                root.path().join("elsewhere"),
+            ],
+            cache: Some(root.path().join("cache")),
+        };
+        assert_eq!(
+            candidates(&places),
+            [PathBuf::from("nats-server"), near, new, old]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_given_program_must_be_new_enough() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let given = |name: &str, version: &str| {
+            let path = fake(&root.path().join(name), version);
+            Places {
+                given: Some(path),
+                ..Places::default()
+            }
+        };
+        assert!(find(&given("new", "2.12.0")).await.is_ok());
+        assert!(matches!(
+            find(&given("old", "2.11.9")).await,
+            Err(MissingError::Given { .. })
+        ));
+        let none = Places {
+            given: Some(root.path().join("none")),
+            ..Places::default()
+        };
+        assert!(matches!(find(&none).await, Err(MissingError::Given { .. })));
+    }
+}

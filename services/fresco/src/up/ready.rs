@@ -1,0 +1,95 @@
+//! When the broker holds the streams, and when every child does its work.
+
+use std::{net::SocketAddr, time::Duration};
+
+use messaging::{Bus, ProvisionError};
+use protocol::{WorkerState, topology::Topology};
+use tokio::{sync::watch, time::sleep};
+
+/// How often readiness is asked for: a start takes seconds, nobody notices a fifth of one.
+const POLL: Duration = Duration::from_millis(200);
+/// A broker that has just started may refuse for a moment, and a cluster elects for up to 8 s; then a refusal is
+/// meant.
+const REFUSALS_MAX: u32 = 75;
+
+/// Sees to it that the streams are there; returns when they are, or cannot be.
+pub(crate) async fn provision(bus: &Bus, topology: &Topology) -> Result<(), ProvisionError> {
+    let mut refusals = 0;
+    loop {
+        bus.connected().await;
+        match bus.provision(topology).await {
+            Ok(()) => return Ok(()),
+            Err(ProvisionError::Bus(error)) if refusals < REFUSALS_MAX => {
+                tracing::debug!(%error, "streams are not set up yet");
+                refusals += 1;
+            }
+            Err(error) => return Err(error),
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// The children that have to be ready.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    /// Where the gateway answers.
+    pub(crate) gateway: SocketAddr,
+    /// Lists the workers.
+    pub(crate) bus: Bus,
+    /// Names and, while they run, processes of the workers.
+    pub(crate) workers: watch::Receiver<Vec<(String, Option<u32>)>>,
+}
+
+impl Probe {
+    /// Returns when every worker takes work and the gateway says it is ready. `waiting` hears what is missing, each
+    /// time that changes.
+    pub(crate) async fn wait(self, client: &reqwest::Client, mut waiting: impl FnMut(&str)) {
+        let mut told = String::new();
+        loop {
+            let Some(missing) = self.missing(client).await else {
+                return;
+            };
+            if missing != told {
+                waiting(&missing);
+                told = missing;
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// What is not ready yet, for people.
+    async fn missing(&self, client: &reqwest::Client) -> Option<String> {
+        let alive = match self.bus.workers().await {
+            Ok(alive) => alive,
+            Err(error) => return Some(error.to_string()),
+        };
+        let takes_work = |state| matches!(state, WorkerState::Idle | WorkerState::Busy);
+        let is_ready = |process: u32| {
+            alive
+                .iter()
+                .any(|worker| worker.process == process && takes_work(worker.state))
+        };
+        let missing: Vec<String> = {
+            let workers = self.workers.borrow();
+            let missing = workers
+                .iter()
+                .filter(|(_, process)| !process.is_some_and(is_ready));
+            missing.map(|(name, _)| name.clone()).collect()
+        };
+        if !missing.is_empty() {
+            return Some(missing.join(", "));
+        }
+        match client
+            .get(format!("http://{}/readyz", self.gateway))
+            .send()
+            .await
+        {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!(
+                "gateway ({})",
+                answer.text().await.unwrap_or_default().trim()
+            )),
+            Err(_) => Some("gateway".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Which child is started, restarted, signalled or given up on, and when: a pure state machine over events and
+//! instants. It knows no process, no file and no runtime; `run.rs` carries its actions out.
+//!
+//! The order is the point. Start: the broker, then (once it holds the streams) all services. Stop: the services,
+//! which still need the broker to give back what they hold, then the broker; each with a last instant after which it
+//! is killed, so that the whole tree is gone within [`STOP_MAX`]. A child that cannot work (exit code 2) before the
+//! fleet was ready ends everything: a restart loop would only hide its one line of explanation.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Pause before the first restart; doubles with every death.
+pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
+/// Longest pause before a restart: someone who repairs the cause sees the child back within this.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// A child that lived this long starts again from [`BACKOFF_MIN`].
+pub const STABLE_AFTER: Duration = Duration::from_secs(60);
+/// So many deaths of one child in a row, before the fleet was ever ready, end the start: 0.2 + 0.4 + 0.8 + 1.6 s.
+pub const START_ATTEMPTS_MAX: u32 = 5;
+/// From the wish to stop until services are killed; they are told a shorter grace period.
+pub const SERVICES_STOP_MAX: Duration = Duration::from_millis(4_000);
+/// From the wish to stop until everything left is killed; the promise to the user is 5 s.
+pub const STOP_MAX: Duration = Duration::from_millis(4_500);
+
+/// A second wish to stop this long after the first is an impatient one. An earlier one is the same wish twice: a
+/// terminal's Ctrl-C reaches a script and us, and the script passes it on.
+pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
+
+/// A child, by its place in the list that the supervisor was made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChildId(pub usize);
+
+/// What a child is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer {
+    /// The message broker: starts first, stops last.
+    Broker,
+    /// Needs the broker.
+    Service,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+    /// It was never there: the operating system refused to start it.
+    NotStarted,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The supervisor has just been made.
+    Begin,
+    /// The broker answers and holds the streams.
+    BrokerReady,
+    /// Every child does its work for the first time.
+    FleetReady,
+    /// A child ended.
+    Exited(ChildId, Exit),
+    /// Everything shall stop, for this reason.
+    Stop(Ending),
+    /// The instant of [`Supervisor::next_timer`] has come.
+    Timer,
+}
+
+/// Why everything stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Someone asked for it.
+    Asked,
+    /// The surroundings cannot be used; whoever sent the event knows why.
+    Unusable,
+    /// This child cannot be made to work.
+    GaveUp(ChildId, Exit),
+}
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Start its process.
+    Start(ChildId),
+    /// Ask it to stop.
+    Terminate(ChildId),
+    /// End it.
+    Kill(ChildId),
+    /// Say that it died and is started again after the pause.
+    ReportDeath(ChildId, Exit, Duration),
+    /// Say that it cannot be made to work.
+    ReportGivingUp(ChildId, Exit),
+    /// Nothing is left: return.
+    Finish(Ending),
+}
+
+/// The state of every child and of the whole.
+#[derive(Debug)]
+pub struct Supervisor {
+    children: Vec<Child>,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+struct Child {
+    layer: Layer,
+    life: Life,
+    /// Deaths since it last lived for [`STABLE_AFTER`].
+    deaths: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// For the broker.
+    Waiting,
+    Running {
+        since: Instant,
+    },
+    Backoff {
+        until: Instant,
+    },
+    Ended,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Until [`Event::FleetReady`].
+    Starting,
+    Serving,
+    Stopping(Stopping),
+    Finished,
+}
+
+/// The deadlines of a stop; each is taken when it has been acted on.
+#[derive(Debug)]
+struct Stopping {
+    ending: Ending,
+    since: Instant,
+    services_kill_at: Option<Instant>,
+    kill_at: Option<Instant>,
+    broker_terminated: bool,
+}
+
+impl Supervisor {
+    /// Of children in these layers.
+    pub fn new(layers: impl IntoIterator<Item = Layer>) -> Self {
+        let child = |layer| Child {
+            layer,
+            life: Life::Waiting,
+            deaths: 0,
+        };
+        Self {
+            children: layers.into_iter().map(child).collect(),
+            phase: Phase::Starting,
+        }
+    }
+
+    /// Takes note of `event` and says what follows from it.
+    pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Begin => self.start_waiting(Layer::Broker, now, &mut actions),
+            Event::BrokerReady => self.start_waiting(Layer::Service, now, &mut actions),
+            Event::FleetReady => {
+                if matches!(self.phase, Phase::Starting) {
+                    self.phase = Phase::Serving;
+                }
+            }
+            Event::Exited(id, exit) => self.exited(id, exit, now, &mut actions),
+            Event::Stop(ending) => self.stop(ending, now, &mut actions),
+            Event::Timer => self.restart_due(now, &mut actions),
+        }
+        self.advance_stop(now, &mut actions);
+        actions
+    }
+
+    /// When [`Event::Timer`] is due next.
+    pub fn next_timer(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Starting | Phase::Serving => {
+                let due = |child: &Child| {
+                    if let Life::Backoff { until } = child.life {
+                        Some(until)
+                    } else {
+                        None
+                    }
+                };
+                self.children.iter().filter_map(due).min()
+            }
+            Phase::Stopping(stopping) => stopping
+                .services_kill_at
+                .into_iter()
+                .chain(stopping.kill_at)
+                .min(),
+            Phase::Finished => None,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        matches!(self.phase, Phase::Starting | Phase::Serving)
+    }
+
+    fn start_waiting(&mut self, layer: Layer, now: Instant, actions: &mut Vec<Action>) {
+        if !self.is_up() {
+            return;
+        }
+        for (index, child) in self.children.iter_mut().enumerate() {
+            if child.layer == layer && child.life == Life::Waiting {
+                child.life = Life::Running { since: now };
+                actions.push(Action::Start(ChildId(index)));
+            }
+        }
+    }
+
+    fn restart_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        for (index, child) in self.children.iter_mut().enumerate() {
+            if matches!(child.life, Life::Backoff { until } if until <= now) {
+                child.life = Life::Running { since: now };
+                actions.push(Action::Start(ChildId(index)));
+            }
+        }
+    }
+
+    fn exited(&mut self, id: ChildId, exit: Exit, now: Instant, actions: &mut Vec<Action>) {
+        let starting = matches!(self.phase, Phase::Starting);
+        let up = self.is_up();
+        let child = &mut self.children[id.0];
+        let Life::Running { since } = child.life else {
+            return;
+        };
+        child.life = Life::Ended;
+        if !up {
+            return;
+        }
+        if now.duration_since(since) >= STABLE_AFTER {
+            child.deaths = 0;
+        }
+        child.deaths += 1;
+        let unusable = exit == Exit::Code(i32::from(service::exit::UNUSABLE));
+        if starting && (unusable || child.deaths >= START_ATTEMPTS_MAX) {
+            actions.push(Action::ReportGivingUp(id, exit));
+            self.stop(Ending::GaveUp(id, exit), now, actions);
+            return;
+        }
+        let pause = backoff(child.deaths);
+        child.life = Life::Backoff { until: now + pause };
+        actions.push(Action::ReportDeath(id, exit, pause));
+    }
+
+    fn stop(&mut self, ending: Ending, now: Instant, actions: &mut Vec<Action>) {
+        match &mut self.phase {
+            Phase::Starting | Phase::Serving => {}
+            Phase::Stopping(stopping) => {
+                if now.duration_since(stopping.since) < IMPATIENT_AFTER {
+                    return;
+                }
+                stopping.services_kill_at = stopping.services_kill_at.map(|at| at.min(now));
+                stopping.kill_at = stopping.kill_at.map(|at| at.min(now));
+                return;
+            }
+            Phase::Finished => return,
+        }
+        let services_kill_at = Some(now + SERVICES_STOP_MAX);
+        let kill_at = Some(now + STOP_MAX);
+        self.phase = Phase::Stopping(Stopping {
+            ending,
+            since: now,
+            services_kill_at,
+            kill_at,
+            broker_terminated: false,
+        });
+        for (index, child) in self.children.iter_mut().enumerate() {
+            match child.life {
+                Life::Running { .. } if child.layer == Layer::Service => {
+                    actions.push(Action::Terminate(ChildId(index)))
+                }
+                Life::Running { .. } => {}
+                Life::Waiting | Life::Backoff { .. } | Life::Ended => child.life = Life::Ended,
+            }
+        }
+    }
+
+    fn running(&self, layer: Layer) -> Vec<ChildId> {
+        let running =
+            |child: &Child| child.layer == layer && matches!(child.life, Life::Running { .. });
+        let ids = self
+            .children
+            .iter()
+            .enumerate()
+            .filter(|(_, child)| running(child));
+        ids.map(|(index, _)| ChildId(index)).collect()
+    }
+
+    /// What a stop has come to: kills what is late, lets the broker go when nobody needs it, ends when all are gone.
+    fn advance_stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let (services, broker) = (self.running(Layer::Service), self.running(Layer::Broker));
+        let Phase::Stopping(stopping) = &mut self.phase else {
+            return;
+        };
+        let services_late = stopping.services_kill_at.is_none_or(|at| at <= now);
+        if services_late && stopping.services_kill_at.take().is_some() {
+            actions.extend(services.iter().copied().map(Action::Kill));
+        }
+        if (services.is_empty() || services_late) && !stopping.broker_terminated {
+            stopping.broker_terminated = true;
+            actions.extend(broker.iter().copied().map(Action::Terminate));
+        }
+        if stopping.kill_at.is_some_and(|at| at <= now) {
+            stopping.kill_at = None;
+            actions.extend(broker.iter().copied().map(Action::Kill));
+        }
+        if services.is_empty() && broker.is_empty() {
+            actions.push(Action::Finish(stopping.ending));
+            self.phase = Phase::Finished;
+        }
+    }
+}
+
+/// The pause after so many deaths in a row.
+fn backoff(deaths: u32) -> Duration {
+    let doublings = deaths.saturating_sub(1).min(16);
+    (BACKOFF_MIN * 2u32.pow(doublings)).min(BACKOFF_MAX)
+}
+
+#[cfg(test)]
+#[path = "supervisor_tests.rs"]
+mod tests;

@@ -1,0 +1,245 @@
+//! Tables of [`Supervisor`]: what follows from which event, when.
+
+use super::*;
+
+const BROKER: ChildId = ChildId(0);
+const GATEWAY: ChildId = ChildId(1);
+const DENOISER: ChildId = ChildId(2);
+const KILLED: Exit = Exit::Signal(9);
+
+/// A fleet, its clock and what it did last.
+struct Fleet {
+    supervisor: Supervisor,
+    started_at: Instant,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let supervisor = Supervisor::new([Layer::Broker, Layer::Service, Layer::Service]);
+        Self {
+            supervisor,
+            started_at: Instant::now(),
+        }
+    }
+
+    fn starting() -> Self {
+        let mut fleet = Self::new();
+        fleet.at(0, Event::Begin);
+        fleet.at(0, Event::BrokerReady);
+        fleet
+    }
+
+    fn serving() -> Self {
+        let mut fleet = Self::starting();
+        fleet.at(0, Event::FleetReady);
+        fleet
+    }
+
+    fn at(&mut self, millis: u64, event: Event) -> Vec<Action> {
+        self.supervisor
+            .apply(event, self.started_at + Duration::from_millis(millis))
+    }
+
+    fn next_timer_millis(&self) -> Option<u128> {
+        self.supervisor
+            .next_timer()
+            .map(|at| at.duration_since(self.started_at).as_millis())
+    }
+}
+
+#[test]
+fn services_start_when_the_broker_is_ready() {
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.at(0, Event::Begin), [Action::Start(BROKER)]);
+    assert_eq!(
+        fleet.at(5, Event::BrokerReady),
+        [Action::Start(GATEWAY), Action::Start(DENOISER)]
+    );
+    assert_eq!(
+        fleet.at(9, Event::BrokerReady),
+        [],
+        "a broker that came back starts nobody twice"
+    );
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn a_fleet_on_someone_elses_broker_has_only_services() {
+    let mut supervisor = Supervisor::new([Layer::Service]);
+    let now = Instant::now();
+    assert_eq!(supervisor.apply(Event::Begin, now), []);
+    assert_eq!(
+        supervisor.apply(Event::BrokerReady, now),
+        [Action::Start(ChildId(0))]
+    );
+    assert_eq!(
+        supervisor.apply(Event::Stop(Ending::Asked), now),
+        [Action::Terminate(ChildId(0))]
+    );
+    let exited = Event::Exited(ChildId(0), Exit::Code(0));
+    assert_eq!(
+        supervisor.apply(exited, now),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn the_pause_before_a_restart_doubles_up_to_its_limit() {
+    let mut fleet = Fleet::serving();
+    let mut now = 0;
+    for pause in [200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000] {
+        let report = Action::ReportDeath(DENOISER, KILLED, Duration::from_millis(pause));
+        assert_eq!(fleet.at(now, Event::Exited(DENOISER, KILLED)), [report]);
+        assert_eq!(fleet.next_timer_millis(), Some(u128::from(now + pause)));
+        assert_eq!(fleet.at(now + pause - 1, Event::Timer), []);
+        now += pause;
+        assert_eq!(fleet.at(now, Event::Timer), [Action::Start(DENOISER)]);
+    }
+}
+
+#[test]
+fn a_child_that_lived_long_starts_again_from_the_shortest_pause() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Exited(DENOISER, KILLED));
+    fleet.at(200, Event::Timer);
+    let long = 200 + u64::try_from(STABLE_AFTER.as_millis()).expect("a minute");
+    let report = Action::ReportDeath(DENOISER, KILLED, BACKOFF_MIN);
+    assert_eq!(fleet.at(long, Event::Exited(DENOISER, KILLED)), [report]);
+}
+
+#[test]
+fn an_unusable_child_at_start_ends_everything() {
+    let mut fleet = Fleet::starting();
+    let exit = Exit::Code(2);
+    let expected = [
+        Action::ReportGivingUp(DENOISER, exit),
+        Action::Terminate(GATEWAY),
+    ];
+    assert_eq!(fleet.at(100, Event::Exited(DENOISER, exit)), expected);
+    assert_eq!(
+        fleet.at(200, Event::Exited(GATEWAY, Exit::Code(0))),
+        [Action::Terminate(BROKER)]
+    );
+    let finish = [Action::Finish(Ending::GaveUp(DENOISER, exit))];
+    assert_eq!(fleet.at(300, Event::Exited(BROKER, Exit::Code(0))), finish);
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn an_unusable_child_later_is_only_restarted() {
+    let mut fleet = Fleet::serving();
+    let report = Action::ReportDeath(DENOISER, Exit::Code(2), BACKOFF_MIN);
+    assert_eq!(
+        fleet.at(0, Event::Exited(DENOISER, Exit::Code(2))),
+        [report]
+    );
+}
+
+#[test]
+fn a_child_that_keeps_dying_at_start_is_given_up() {
+    let mut fleet = Fleet::starting();
+    let mut now = 0;
+    for _ in 1..START_ATTEMPTS_MAX {
+        fleet.at(now, Event::Exited(GATEWAY, Exit::Code(1)));
+        now += 10_000;
+        assert_eq!(fleet.at(now, Event::Timer), [Action::Start(GATEWAY)]);
+    }
+    let expected = [
+        Action::ReportGivingUp(GATEWAY, Exit::Code(1)),
+        Action::Terminate(DENOISER),
+    ];
+    assert_eq!(
+        fleet.at(now, Event::Exited(GATEWAY, Exit::Code(1))),
+        expected
+    );
+}
+
+#[test]
+fn a_stop_ends_services_before_the_broker() {
+    let mut fleet = Fleet::serving();
+    let stop = Event::Stop(Ending::Asked);
+    assert_eq!(
+        fleet.at(0, stop),
+        [Action::Terminate(GATEWAY), Action::Terminate(DENOISER)]
+    );
+    assert_eq!(fleet.at(10, Event::Exited(DENOISER, Exit::Code(0))), []);
+    assert_eq!(
+        fleet.at(20, Event::Exited(GATEWAY, Exit::Code(0))),
+        [Action::Terminate(BROKER)]
+    );
+    assert_eq!(
+        fleet.at(30, Event::Exited(BROKER, Exit::Code(0))),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn what_does_not_stop_in_time_is_killed() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Stop(Ending::Asked));
+    fleet.at(10, Event::Exited(GATEWAY, Exit::Code(0)));
+    assert_eq!(fleet.next_timer_millis(), Some(4_000));
+    assert_eq!(
+        fleet.at(4_000, Event::Timer),
+        [Action::Kill(DENOISER), Action::Terminate(BROKER)]
+    );
+    assert_eq!(fleet.next_timer_millis(), Some(4_500));
+    assert_eq!(fleet.at(4_001, Event::Exited(DENOISER, KILLED)), []);
+    assert_eq!(fleet.at(4_500, Event::Timer), [Action::Kill(BROKER)]);
+    assert_eq!(fleet.next_timer_millis(), None);
+    assert_eq!(
+        fleet.at(4_501, Event::Exited(BROKER, KILLED)),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn an_impatient_second_wish_to_stop_kills_at_once() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Stop(Ending::Asked));
+    assert_eq!(
+        fleet.at(10, Event::Stop(Ending::Asked)),
+        [],
+        "the same wish by another way"
+    );
+    let kills = [
+        Action::Kill(GATEWAY),
+        Action::Kill(DENOISER),
+        Action::Terminate(BROKER),
+        Action::Kill(BROKER),
+    ];
+    assert_eq!(fleet.at(1_000, Event::Stop(Ending::Asked)), kills);
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn nothing_is_restarted_once_stopping() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Exited(DENOISER, KILLED));
+    assert_eq!(
+        fleet.at(100, Event::Stop(Ending::Asked)),
+        [Action::Terminate(GATEWAY)]
+    );
+    assert_eq!(fleet.at(200, Event::Timer), []);
+    assert_eq!(fleet.at(200, Event::BrokerReady), []);
+    assert_eq!(
+        fleet.at(300, Event::Exited(GATEWAY, KILLED)),
+        [Action::Terminate(BROKER)]
+    );
+}
+
+#[test]
+fn a_stop_before_anything_ran_finishes_at_once() {
+    let mut fleet = Fleet::new();
+    assert_eq!(
+        fleet.at(0, Event::Stop(Ending::Unusable)),
+        [Action::Finish(Ending::Unusable)]
+    );
+}
+
+#[test]
+fn a_broker_that_dies_is_restarted_like_any_other() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Exited(BROKER, KILLED));
+    assert_eq!(fleet.at(200, Event::Timer), [Action::Start(BROKER)]);
+}
