@@ -35,6 +35,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Start everything on this machine and keep it running
+    #[command(long_about = UP_HELP)]
     Up(UpArgs),
     /// Ask a gateway for pictures and write them to files
     Generate(GenerateArgs),
@@ -54,7 +55,6 @@ that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
 
 /// `fresco up`.
 #[derive(Debug, Clone, Args)]
-#[command(long_about = UP_HELP)]
 pub struct UpArgs {
     /// Folder of the model, in the layout of zai-org/GLM-Image
     #[arg(long, value_name = "DIR")]

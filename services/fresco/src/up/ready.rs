@@ -17,7 +17,7 @@ pub(crate) async fn provision(bus: &Bus, topology: &Topology) -> Result<(), Prov
     let mut refusals = 0;
     loop {
         bus.connected().await;
-        match bus.provision(topology).await {
+        match set_up(bus, topology).await {
             Ok(()) => return Ok(()),
             Err(ProvisionError::Bus(error)) if refusals < REFUSALS_MAX => {
                 tracing::debug!(%error, "streams are not set up yet");
@@ -26,6 +26,14 @@ pub(crate) async fn provision(bus: &Bus, topology: &Topology) -> Result<(), Prov
             Err(error) => return Err(error),
         }
         sleep(POLL).await;
+    }
+}
+
+/// Looks first: streams that are there may have another ack deadline, which only [`Bus::verify`] lets pass.
+async fn set_up(bus: &Bus, topology: &Topology) -> Result<(), ProvisionError> {
+    match bus.verify(topology).await {
+        Err(ProvisionError::Missing { .. }) => bus.provision(topology).await,
+        verified => verified,
     }
 }
 
@@ -61,7 +69,7 @@ impl Probe {
     async fn missing(&self, client: &reqwest::Client) -> Option<String> {
         let alive = match self.bus.workers().await {
             Ok(alive) => alive,
-            Err(error) => return Some(error.to_string()),
+            Err(_) => return Some("the message broker".to_owned()),
         };
         let takes_work = |state| matches!(state, WorkerState::Idle | WorkerState::Busy);
         let is_ready = |process: u32| {
