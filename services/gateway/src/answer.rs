@@ -1,0 +1,317 @@
+//! Records and results → the bodies of answers: OpenAI's images response with our fields beside it, and the job
+//! object. Pure.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use messaging::ProgressByOutput;
+use protocol::{
+    ErrorCode, ImageFormat, ImageSize, JobId, JobRecord, OutputId, OutputIndex, OutputRequest,
+    OutputTimings, Seed, Stage, UnixMillis, limits::RESULT_TTL,
+};
+use serde::Serialize;
+
+use crate::{
+    outcome::{Ended, EndedByOutput},
+    reply::{ApiError, ErrorFields},
+};
+
+/// How the pictures are in the answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Pictures<'a> {
+    /// As addresses that start with this.
+    Addresses(&'a str),
+    /// As base64 of these bytes.
+    Bytes(&'a BTreeMap<OutputIndex, Vec<u8>>),
+}
+
+/// The path of a picture.
+fn content_path(output: OutputId) -> String {
+    format!("/v1/images/{output}/content")
+}
+
+/// The path of a job.
+pub(crate) fn job_path(job: JobId) -> String {
+    format!("/v1/images/jobs/{job}")
+}
+
+/// OpenAI's images response; `id`, and `id`, `seed` and `timings` of an image, are ours.
+#[derive(Debug, Serialize)]
+pub(crate) struct ImagesAnswer {
+    created: u64,
+    id: JobId,
+    data: Vec<Image>,
+    size: ImageSize,
+    output_format: ImageFormat,
+    usage: Usage,
+}
+
+#[derive(Debug, Serialize)]
+struct Image {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    b64_json: Option<String>,
+    id: OutputId,
+    seed: Seed,
+    timings: Timings,
+}
+
+/// Where an output's time went, in milliseconds; the parts add up to the total.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Timings {
+    ar_wait_ms: Option<u64>,
+    ar_run_ms: Option<u64>,
+    denoise_wait_ms: Option<u64>,
+    denoise_run_ms: Option<u64>,
+    decode_run_ms: Option<u64>,
+    total_ms: u64,
+}
+
+impl From<OutputTimings> for Timings {
+    fn from(at: OutputTimings) -> Self {
+        // Clocks of two machines may disagree by more than a stage takes: never below 0.
+        let between =
+            |from: Option<UnixMillis>, to: Option<UnixMillis>| Some(to?.saturating_sub(from?));
+        Self {
+            ar_wait_ms: between(Some(at.accepted_at), at.ar_started_at),
+            ar_run_ms: between(at.ar_started_at, at.ar_finished_at),
+            denoise_wait_ms: between(at.ar_finished_at, at.denoise_started_at),
+            denoise_run_ms: between(at.denoise_started_at, at.denoise_finished_at),
+            decode_run_ms: between(at.denoise_finished_at, Some(at.finished_at)),
+            total_ms: at.finished_at.saturating_sub(at.accepted_at),
+        }
+    }
+}
+
+/// Tokens of the AR stage. The outputs share one prompt, so it counts once.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Usage {
+    input_tokens: u64,
+    output_tokens: u64,
+    total_tokens: u64,
+    input_tokens_details: InputTokens,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct InputTokens {
+    text_tokens: u64,
+    image_tokens: u64,
+}
+
+impl Usage {
+    fn of(ended: &EndedByOutput) -> Self {
+        let used = || ended.values().filter_map(|ended| ended.usage);
+        let input = used()
+            .map(|usage| u64::from(usage.prompt_tokens))
+            .max()
+            .unwrap_or(0);
+        let output = used().map(|usage| u64::from(usage.generated_tokens)).sum();
+        Self {
+            input_tokens: input,
+            output_tokens: output,
+            total_tokens: input + output,
+            input_tokens_details: InputTokens {
+                text_tokens: input,
+                image_tokens: 0,
+            },
+        }
+    }
+}
+
+impl ImagesAnswer {
+    /// The answer to a job all of whose outputs are pictures; else the error of the first that is none.
+    pub(crate) fn new(
+        record: &JobRecord,
+        ended: &EndedByOutput,
+        pictures: Pictures<'_>,
+    ) -> Result<Self, ApiError> {
+        let defect =
+            || ApiError::new(ErrorCode::Internal, "an output has no result").of_job(record.job);
+        let mut data = Vec::with_capacity(record.outputs.len());
+        let mut finished_at = record.accepted_at;
+        for OutputRequest { index, seed } in &record.outputs {
+            let ended = ended.get(index).ok_or_else(defect)?;
+            ended
+                .outcome
+                .clone()
+                .map_err(|error| ApiError::from(error).of_job(record.job))?;
+            finished_at = finished_at.max(ended.timings.finished_at);
+            let id = record.job.output(*index);
+            let (url, b64_json) = match pictures {
+                Pictures::Addresses(base) => (Some(format!("{base}{}", content_path(id))), None),
+                Pictures::Bytes(bytes) => (
+                    None,
+                    Some(BASE64.encode(bytes.get(index).ok_or_else(defect)?)),
+                ),
+            };
+            data.push(Image {
+                url,
+                b64_json,
+                id,
+                seed: *seed,
+                timings: ended.timings.into(),
+            });
+        }
+        Ok(Self {
+            created: finished_at / 1_000,
+            id: record.job,
+            data,
+            size: record.size,
+            output_format: record.format,
+            usage: Usage::of(ended),
+        })
+    }
+}
+
+/// How far a job or an output is, in the words of OpenAI's other job objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    Queued,
+    InProgress,
+    Completed,
+    Failed,
+}
+
+/// The job object.
+#[derive(Debug, Serialize)]
+pub(crate) struct JobAnswer<'a> {
+    id: JobId,
+    object: &'static str,
+    status: Status,
+    created_at: u64,
+    deadline_at: u64,
+    completed_at: Option<u64>,
+    expires_at: Option<u64>,
+    size: ImageSize,
+    output_format: ImageFormat,
+    outputs: Vec<OutputAnswer<'a>>,
+    /// Of the first output that failed, once all have ended.
+    error: Option<ErrorFields<'a>>,
+    /// The images response, once every output is a picture.
+    response: Option<ImagesAnswer>,
+}
+
+#[derive(Debug, Serialize)]
+struct OutputAnswer<'a> {
+    id: OutputId,
+    seed: Seed,
+    status: Status,
+    /// What is being done for it, and how far that is; null before it starts and after it ended.
+    stage: Option<Stage>,
+    step: Option<u32>,
+    steps: Option<u32>,
+    error: Option<ErrorFields<'a>>,
+    timings: Option<Timings>,
+}
+
+impl<'a> JobAnswer<'a> {
+    /// The state of a job; addresses in it start with `base`.
+    pub(crate) fn new(
+        record: &JobRecord,
+        ended: &'a EndedByOutput,
+        progress: &ProgressByOutput,
+        base: &str,
+    ) -> Self {
+        let output = |output: &OutputRequest| output_answer(record.job, output, ended, progress);
+        let outputs: Vec<_> = record.outputs.iter().map(output).collect();
+        let status = overall(outputs.iter().map(|output| output.status));
+        let finished_at = ended.values().map(|ended| ended.timings.finished_at).max();
+        let completed_at = finished_at
+            .filter(|_| matches!(status, Status::Completed | Status::Failed))
+            .map(|at| at / 1_000);
+        let failed = ended
+            .values()
+            .find_map(|ended| ended.outcome.as_ref().err());
+        let response = match status {
+            Status::Completed => ImagesAnswer::new(record, ended, Pictures::Addresses(base)).ok(),
+            Status::Queued | Status::InProgress | Status::Failed => None,
+        };
+        Self {
+            id: record.job,
+            object: "image.job",
+            status,
+            created_at: record.accepted_at / 1_000,
+            deadline_at: record.deadline_at / 1_000,
+            completed_at,
+            expires_at: completed_at.map(|at| at + RESULT_TTL.as_secs()),
+            size: record.size,
+            output_format: record.format,
+            outputs,
+            error: failed
+                .filter(|_| status == Status::Failed)
+                .map(|error| ErrorFields::new(error, None)),
+            response,
+        }
+    }
+}
+
+fn output_answer<'a>(
+    job: JobId,
+    OutputRequest { index, seed }: &OutputRequest,
+    ended: &'a EndedByOutput,
+    progress: &ProgressByOutput,
+) -> OutputAnswer<'a> {
+    let (id, seed) = (job.output(*index), *seed);
+    let waiting = OutputAnswer {
+        id,
+        seed,
+        status: Status::Queued,
+        stage: None,
+        step: None,
+        steps: None,
+        error: None,
+        timings: None,
+    };
+    match (ended.get(index), progress.get(index)) {
+        (
+            Some(Ended {
+                outcome, timings, ..
+            }),
+            _,
+        ) => {
+            let status = if outcome.is_ok() {
+                Status::Completed
+            } else {
+                Status::Failed
+            };
+            let error = outcome
+                .as_ref()
+                .err()
+                .map(|error| ErrorFields::new(error, None));
+            OutputAnswer {
+                status,
+                error,
+                timings: Some((*timings).into()),
+                ..waiting
+            }
+        }
+        (None, Some(progress)) => OutputAnswer {
+            status: Status::InProgress,
+            stage: Some(progress.stage),
+            step: Some(progress.step),
+            steps: Some(progress.steps),
+            ..waiting
+        },
+        (None, None) => waiting,
+    }
+}
+
+/// A job has ended when all its outputs have; one failed output is a failed job.
+fn overall(outputs: impl Iterator<Item = Status> + Clone) -> Status {
+    let all = |wanted: &[Status]| outputs.clone().all(|status| wanted.contains(&status));
+    if all(&[Status::Completed]) {
+        Status::Completed
+    } else if all(&[Status::Completed, Status::Failed]) {
+        Status::Failed
+    } else if all(&[Status::Queued]) {
+        Status::Queued
+    } else {
+        Status::InProgress
+    }
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

@@ -1,0 +1,186 @@
+//! Bodies of answers, field by field.
+
+use protocol::{DenoiseParameters, JobError, OutputTimings, PriorUsage, Progress};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn record(outputs: u8) -> JobRecord {
+    let seed = |index: OutputIndex| Seed::new(7 + u64::from(index.get())).expect("small");
+    JobRecord {
+        job: JobId::from_u128(1),
+        outputs: OutputIndex::first(outputs)
+            .map(|index| OutputRequest {
+                index,
+                seed: seed(index),
+            })
+            .collect(),
+        size: ImageSize::new(96, 160).expect("allowed"),
+        format: ImageFormat::Png,
+        denoise: DenoiseParameters::new(30, 1.5).expect("allowed"),
+        accepted_at: 10_000,
+        deadline_at: 610_000,
+    }
+}
+
+fn index(index: u8) -> OutputIndex {
+    OutputIndex::new(index).expect("below 10")
+}
+
+fn ended(outcome: Result<(), JobError>) -> Ended {
+    let timings = OutputTimings {
+        accepted_at: 10_000,
+        ar_started_at: Some(10_010),
+        ar_finished_at: Some(10_110),
+        denoise_started_at: Some(10_115),
+        denoise_finished_at: Some(11_115),
+        finished_at: 11_215,
+    };
+    Ended {
+        outcome,
+        usage: Some(PriorUsage {
+            prompt_tokens: 40,
+            generated_tokens: 60,
+        }),
+        timings,
+    }
+}
+
+fn value(body: &impl Serialize) -> Value {
+    serde_json::to_value(body).expect("plain fields")
+}
+
+fn timings() -> Value {
+    json!({
+        "ar_wait_ms": 10, "ar_run_ms": 100, "denoise_wait_ms": 5, "denoise_run_ms": 1000, "decode_run_ms": 100,
+        "total_ms": 1215,
+    })
+}
+
+const JOB: &str = "00000000000000000000000000000001";
+
+#[test]
+fn images_come_in_the_order_of_their_index_with_their_seeds() {
+    let both = EndedByOutput::from([(index(1), ended(Ok(()))), (index(0), ended(Ok(())))]);
+    let answer = ImagesAnswer::new(&record(2), &both, Pictures::Addresses("http://h"))
+        .expect("all are pictures");
+    let image = |i: u64| {
+        json!({
+            "url": format!("http://h/v1/images/{JOB}-{i}/content"), "id": format!("{JOB}-{i}"), "seed": 7 + i,
+            "timings": timings(),
+        })
+    };
+    let wanted = json!({
+        "created": 11, "id": JOB, "data": [image(0), image(1)], "size": "96x160", "output_format": "png",
+        "usage": {
+            "input_tokens": 40, "output_tokens": 120, "total_tokens": 160,
+            "input_tokens_details": { "text_tokens": 40, "image_tokens": 0 },
+        },
+    });
+    assert_eq!(value(&answer), wanted);
+}
+
+#[test]
+fn pictures_can_be_in_the_answer() {
+    let bytes = BTreeMap::from([(index(0), b"png".to_vec())]);
+    let one = EndedByOutput::from([(index(0), ended(Ok(())))]);
+    let answer = ImagesAnswer::new(&record(1), &one, Pictures::Bytes(&bytes)).expect("a picture");
+    assert_eq!(value(&answer)["data"][0]["b64_json"], "cG5n");
+    assert_eq!(value(&answer)["data"][0].get("url"), None);
+}
+
+#[test]
+fn one_failed_output_fails_the_answer_with_its_code() {
+    let failed = ended(Err(JobError::new(ErrorCode::ArFailed, "no tokens")));
+    let both = EndedByOutput::from([(index(0), ended(Ok(()))), (index(1), failed)]);
+    let error =
+        ImagesAnswer::new(&record(2), &both, Pictures::Addresses("")).expect_err("one failed");
+    assert_eq!(error.error().code, ErrorCode::ArFailed);
+}
+
+#[test]
+fn a_job_tells_how_far_each_output_is() {
+    let progress = Progress {
+        output: record(3).job.output(index(1)),
+        stage: Stage::Denoise,
+        step: 3,
+        steps: 30,
+    };
+    let progress = ProgressByOutput::from([(index(1), progress)]);
+    let first = EndedByOutput::from([(index(0), ended(Ok(())))]);
+    let job = value(&JobAnswer::new(&record(3), &first, &progress, ""));
+    assert_eq!(
+        (&job["status"], &job["object"], &job["id"]),
+        (&json!("in_progress"), &json!("image.job"), &json!(JOB))
+    );
+    assert_eq!(
+        (&job["completed_at"], &job["response"], &job["error"]),
+        (&Value::Null, &Value::Null, &Value::Null)
+    );
+    let output = |i: u64, status: &str| {
+        json!({
+            "id": format!("{JOB}-{i}"), "seed": 7 + i, "status": status, "stage": null, "step": null, "steps": null,
+            "error": null, "timings": null,
+        })
+    };
+    let mut done = output(0, "completed");
+    done["timings"] = timings();
+    let mut running = output(1, "in_progress");
+    (running["stage"], running["step"], running["steps"]) = (json!("denoise"), json!(3), json!(30));
+    assert_eq!(job["outputs"], json!([done, running, output(2, "queued")]));
+}
+
+#[test]
+fn a_job_is_what_its_outputs_are() {
+    use Status::{Completed, Failed, InProgress, Queued};
+    let cases: [(&[Status], Status); 6] = [
+        (&[Queued, Queued], Queued),
+        (&[Queued, InProgress], InProgress),
+        (&[Queued, Completed], InProgress),
+        (&[Failed, InProgress], InProgress),
+        (&[Completed, Completed], Completed),
+        (&[Completed, Failed], Failed),
+    ];
+    for (outputs, wanted) in cases {
+        assert_eq!(overall(outputs.iter().copied()), wanted, "{outputs:?}");
+    }
+}
+
+#[test]
+fn a_finished_job_holds_its_answer_and_a_failed_one_its_error() {
+    let one = EndedByOutput::from([(index(0), ended(Ok(())))]);
+    let job = value(&JobAnswer::new(
+        &record(1),
+        &one,
+        &ProgressByOutput::new(),
+        "http://h",
+    ));
+    assert_eq!(
+        (&job["status"], &job["completed_at"], &job["expires_at"]),
+        (&json!("completed"), &json!(11), &json!(3611))
+    );
+    assert_eq!(
+        job["response"]["data"][0]["url"],
+        format!("http://h/v1/images/{JOB}-0/content")
+    );
+
+    let failed = EndedByOutput::from([(
+        index(0),
+        ended(Err(JobError::new(ErrorCode::DeadlineExceeded, "late"))),
+    )]);
+    let job = value(&JobAnswer::new(
+        &record(1),
+        &failed,
+        &ProgressByOutput::new(),
+        "",
+    ));
+    assert_eq!(
+        (&job["status"], &job["response"]),
+        (&json!("failed"), &Value::Null)
+    );
+    let error = json!({ "message": "late", "type": "server_error", "param": null, "code": "deadline_exceeded" });
+    assert_eq!(
+        (&job["error"], &job["outputs"][0]["error"]),
+        (&error, &error)
+    );
+}

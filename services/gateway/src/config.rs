@@ -1,0 +1,71 @@
+//! The gateway's flags.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use protocol::limits::RESULT_TTL;
+use service::{BusArgs, ShellArgs};
+
+use crate::address::PublicUrl;
+
+/// HTTP in, jobs out, pictures back: the OpenAI Images API over a Fresco deployment
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "fresco-gateway", version)]
+pub struct Config {
+    #[command(flatten)]
+    pub bus: BusArgs,
+
+    #[command(flatten)]
+    pub shell: ShellArgs,
+
+    /// Address of the API; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+
+    /// File to write the bound address of the API to
+    #[arg(long, value_name = "FILE")]
+    pub listen_file: Option<PathBuf>,
+
+    /// Start of the picture addresses in answers, for example https://images.example.com; by default what the client called
+    #[arg(long, value_name = "URL")]
+    pub public_url: Option<PublicUrl>,
+
+    /// Seconds a job may take, waiting included, before it ends with an error
+    #[arg(long = "job-timeout-s", value_name = "SECONDS", default_value = "600", value_parser = job_timeout)]
+    pub job_timeout: Duration,
+}
+
+/// A number of seconds above 0 and at most [`RESULT_TTL`]: of a job that takes longer, the first result could have
+/// run out before the last one comes.
+fn job_timeout(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    let timeout = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    let allowed = !timeout.is_zero() && timeout <= RESULT_TTL;
+    if allowed {
+        Ok(timeout)
+    } else {
+        Err(format!("not above 0 and at most {}", RESULT_TTL.as_secs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn a_job_takes_some_time_and_at_most_an_hour() {
+        for text in ["0", "-1", "3601", "NaN", "inf", "1m", ""] {
+            let parsed =
+                Config::try_parse_from(["fresco-gateway", &format!("--job-timeout-s={text}")]);
+            assert!(parsed.is_err(), "{text}");
+        }
+        let parsed = Config::try_parse_from(["fresco-gateway", "--job-timeout-s=0.5"]);
+        assert_eq!(
+            parsed.map(|config| config.job_timeout).ok(),
+            Some(Duration::from_millis(500))
+        );
+    }
+}

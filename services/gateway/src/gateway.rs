@@ -1,0 +1,50 @@
+//! What every route works with.
+
+use messaging::{Bus, BusError};
+use protocol::ErrorCode;
+use service::{Health, exit::chain, health::Readiness};
+use tokio_util::sync::CancellationToken;
+
+use crate::{address::Address, jobs::Jobs, reply::ApiError};
+
+/// Shared by all requests; changes only inside its parts.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    pub(crate) bus: Bus,
+    pub(crate) jobs: Jobs,
+    pub(crate) health: Health,
+    pub(crate) address: Address,
+    /// Cancelled when the grace period is nearly over: who still waits is answered that the job goes on.
+    pub(crate) answers_due: CancellationToken,
+}
+
+impl Gateway {
+    /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline.
+    pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
+        if !self.bus.connection().borrow().up {
+            return Err(ApiError::new(
+                ErrorCode::BusUnavailable,
+                "the message broker is not connected",
+            ));
+        }
+        match self.health.snapshot() {
+            Readiness::Ready => Ok(()),
+            Readiness::NotReady(reason) => Err(ApiError::new(ErrorCode::NotReady, &reason)),
+        }
+    }
+}
+
+impl From<BusError> for ApiError {
+    fn from(error: BusError) -> Self {
+        tracing::warn!(
+            error = chain(&error),
+            "message broker does not answer a request"
+        );
+        let text = match error.code() {
+            ErrorCode::BusUnavailable => "the message broker does not answer",
+            ErrorCode::NotReady => "the message broker refuses the request",
+            _ => "what is stored cannot be read",
+        };
+        Self::new(error.code(), text)
+    }
+}

@@ -1,0 +1,187 @@
+//! The gateway: HTTP in, jobs out, pictures back. It checks a request before anything is queued, follows the job
+//! on the bus and answers in OpenAI's shapes. It holds nothing that another gateway could not answer from: records
+//! and results are on the bus, here is only who waits.
+//!
+//! It must not know tensors, tokens or how work is batched, and never links libtorch.
+//!
+//! | module      | does                                                   |
+//! |-------------|--------------------------------------------------------|
+//! | `routes`    | the HTTP surface                                       |
+//! | `request`   | a body → a checked request, pure                       |
+//! | `submit`    | a checked request → a job, pure                        |
+//! | `jobs`      | follows each open job to its end                       |
+//! | `outcome`   | how an output ended, pure                              |
+//! | `answer`    | records and results → bodies of answers, pure          |
+//! | `reply`     | `ErrorCode` → HTTP status and error body, the only map |
+//! | `readiness` | looks whether there are streams and workers            |
+
+mod address;
+mod answer;
+mod body;
+mod config;
+mod gateway;
+mod jobs;
+mod outcome;
+mod readiness;
+mod reply;
+mod request;
+mod routes;
+mod submit;
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use messaging::{Bus, BusConfig, Results};
+use protocol::Role;
+use service::{Health, Shutdown, metrics::registry::Registry};
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+pub use address::PublicUrl;
+pub use config::Config;
+use {address::Address, gateway::Gateway, jobs::Jobs};
+
+/// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
+const ANSWERS_DUE: f64 = 0.75;
+
+/// Serves until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    start(config, shutdown).await?.finish().await;
+    Ok(())
+}
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the API is.
+    pub address: SocketAddr,
+    bus: Bus,
+    shutdown: Shutdown,
+    grace: Duration,
+    answers_due: CancellationToken,
+    /// Stops what works on the bus; after the answers.
+    effects: CancellationToken,
+    served: oneshot::Receiver<()>,
+}
+
+/// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
+pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running> {
+    let Config {
+        bus,
+        shell,
+        listen,
+        listen_file,
+        public_url,
+        job_timeout,
+    } = config;
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen on {listen}"))?;
+    let address = listener
+        .local_addr()
+        .context("the listener has no address")?;
+    let bus = BusConfig {
+        urls: bus.nats_urls,
+        prefix: bus.prefix,
+        role: Role::Gateway,
+    };
+    let bus = Bus::connect(&bus).await?;
+    let effects = CancellationToken::new();
+    let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
+    let health = Health::new();
+    let probes = service::health::serve(
+        shell.health_listen,
+        health.clone(),
+        Registry::default(),
+        &shutdown,
+    )
+    .await;
+    let probes = probes.with_context(|| format!("cannot listen on {}", shell.health_listen))?;
+    shutdown.tracker.spawn(readiness::keep(
+        bus.clone(),
+        health.clone(),
+        shutdown.token.clone(),
+    ));
+
+    let jobs = Jobs::new(
+        bus.clone(),
+        results,
+        job_timeout,
+        shutdown.tracker.clone(),
+        effects.clone(),
+    );
+    let answers_due = CancellationToken::new();
+    let address_of_api = Address {
+        public: public_url,
+        bound: address,
+    };
+    let gateway = Gateway {
+        bus: bus.clone(),
+        jobs,
+        health,
+        address: address_of_api,
+        answers_due: answers_due.clone(),
+    };
+    let routes = routes::all(&Arc::new(gateway));
+    let server = warp::serve(routes)
+        .incoming(listener)
+        .graceful(shutdown.token.clone().cancelled_owned());
+    let (ended, served) = oneshot::channel();
+    shutdown.tracker.spawn(async move {
+        server.run().await;
+        if ended.send(()).is_err() {
+            tracing::debug!("the last answers came after the grace period");
+        }
+    });
+    if let Some(file) = listen_file {
+        write_whole(&file, &address.to_string())
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    tracing::info!(%address, %probes, prefix = %bus.prefix(), job_timeout_s = job_timeout.as_secs_f64(), "serving");
+    Ok(Running {
+        address,
+        bus,
+        shutdown,
+        grace: shell.grace,
+        answers_due,
+        effects,
+        served,
+    })
+}
+
+impl Running {
+    /// Waits for the shutdown and for everything to end, about the grace period at most.
+    pub async fn finish(mut self) {
+        self.shutdown.token.cancelled().await;
+        let start = Instant::now();
+        let served = timeout_at(start + self.grace.mul_f64(ANSWERS_DUE), &mut self.served).await;
+        self.answers_due.cancel();
+        if served.is_err()
+            && timeout_at(start + self.grace, &mut self.served)
+                .await
+                .is_err()
+        {
+            tracing::warn!("requests are cut off: the grace period is over");
+        }
+        self.effects.cancel();
+        self.shutdown
+            .finish(self.grace.saturating_sub(start.elapsed()).max(LAST_WORDS))
+            .await;
+        self.bus.close().await;
+    }
+}
+
+/// What the tasks get to end in, even after requests that used up the grace period.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Under its name the file is never seen half written.
+fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut unfinished = file.as_os_str().to_owned();
+    unfinished.push(".new");
+    std::fs::write(&unfinished, text)?;
+    std::fs::rename(&unfinished, file)
+}

@@ -1,0 +1,333 @@
+//! One broker, one deployment, gateways and make-believe workers: own processes, own ports, nothing fixed.
+
+use std::{future::Future, time::Duration};
+
+use clap::Parser;
+use gateway::{Config, Running};
+use messaging::{Bus, BusConfig, Delivery, Presence, WorkQueue};
+use protocol::{
+    ArJob, EncodedImage, ErrorCode, JobError, OutputIndex, OutputResult, OutputTimings, Prefix,
+    PriorUsage, Role, WorkerId, WorkerPresence, WorkerState, decode, topology::Topology,
+};
+use reqwest::{Method, StatusCode, header::HeaderMap};
+use serde_json::Value;
+use service::{Shutdown, clock::unix_millis};
+use tempfile::TempDir;
+use tokio::time::{sleep, timeout};
+
+use crate::broker::Broker;
+
+/// Nothing here takes seconds on an idle machine; a busy one gets some room.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `check` holds.
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
+    let checks = async {
+        while !check().await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, checks)
+        .await
+        .unwrap_or_else(|_| panic!("{what} did not come in time"));
+}
+
+pub(crate) struct Deployment {
+    broker: Broker,
+    pub(crate) bus: Bus,
+    pub(crate) topology: Topology,
+    nats: async_nats::Client,
+    /// Of the make-believe workers.
+    workers: Shutdown,
+    presences: Vec<Presence>,
+    folder: TempDir,
+}
+
+pub(crate) struct TestGateway {
+    pub(crate) shutdown: Shutdown,
+    pub(crate) running: Running,
+    pub(crate) url: String,
+}
+
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Reply {
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.headers["content-type"], "application/json");
+        serde_json::from_slice(&self.bytes).unwrap()
+    }
+
+    /// Code of an error, having checked its shape.
+    pub(crate) fn error_code(&self) -> String {
+        let body = self.json();
+        let error = body["error"].as_object().unwrap();
+        assert_eq!(
+            error.keys().collect::<Vec<_>>(),
+            ["code", "message", "param", "type"]
+        );
+        assert!(
+            error["message"].is_string() && error["type"].is_string(),
+            "{body}"
+        );
+        error["code"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Deployment {
+    /// A broker without streams.
+    pub(crate) async fn bare() -> Self {
+        let broker = Broker::start();
+        let prefix: Prefix = "t".parse().unwrap();
+        let config = BusConfig {
+            urls: vec![broker.url()],
+            prefix: prefix.clone(),
+            role: Role::Operator,
+        };
+        let bus = Bus::connect(&config).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let topology = Topology::new(&prefix);
+        let folder = tempfile::tempdir().unwrap();
+        Self {
+            broker,
+            bus,
+            topology,
+            nats,
+            workers: Shutdown::default(),
+            presences: Vec::new(),
+            folder,
+        }
+    }
+
+    /// With streams and a worker of each role, present and idle; what they do, a test says.
+    pub(crate) async fn start() -> Self {
+        let mut deployment = Self::bare().await;
+        deployment.bus.connected().await;
+        deployment
+            .bus
+            .provision(&deployment.topology)
+            .await
+            .unwrap();
+        deployment.join(Role::ArBatcher);
+        deployment.join(Role::Denoiser);
+        deployment
+    }
+
+    pub(crate) fn join(&mut self, role: Role) {
+        let first = WorkerPresence {
+            worker: WorkerId::generate(role),
+            role,
+            state: WorkerState::Idle,
+            device: "cpu".to_owned(),
+            process: 1,
+            health_address: None,
+            current: None,
+        };
+        self.presences.push(Presence::start(
+            &self.bus,
+            first,
+            &self.workers.tracker,
+            self.workers.token.clone(),
+        ));
+    }
+
+    /// A gateway that serves, ready or not.
+    pub(crate) async fn gateway(&self, flags: &[&str]) -> TestGateway {
+        let url = self.broker.url();
+        let file = self
+            .folder
+            .path()
+            .join(format!("address-{}", unix_millis()));
+        let fixed = [
+            "gateway",
+            "--listen=127.0.0.1:0",
+            "--prefix=t",
+            "--nats-url",
+            &url,
+            "--listen-file",
+            file.to_str().unwrap(),
+        ];
+        let config = Config::try_parse_from(fixed.iter().chain(flags)).unwrap();
+        let shutdown = Shutdown::default();
+        let running = gateway::start(config, shutdown.clone()).await.unwrap();
+        let url = format!("http://{}", std::fs::read_to_string(&file).unwrap());
+        assert_eq!(url, format!("http://{}", running.address));
+        TestGateway {
+            shutdown,
+            running,
+            url,
+        }
+    }
+
+    pub(crate) async fn ready_gateway(&self, flags: &[&str]) -> TestGateway {
+        let gateway = self.gateway(flags).await;
+        until("readiness", || async {
+            gateway.get("/readyz").await.status == StatusCode::OK
+        })
+        .await;
+        gateway
+    }
+
+    /// Messages in a stream.
+    pub(crate) async fn stored(&self, stream: &str) -> u64 {
+        let context = async_nats::jetstream::new(self.nats.clone());
+        let stream = context.get_stream(stream).await.unwrap();
+        stream.cached_info().state.messages
+    }
+
+    /// Requests queued and jobs recorded since the start.
+    pub(crate) async fn accepted(&self) -> (u64, u64) {
+        let records = format!("KV_{}", self.topology.jobs.name);
+        (
+            self.stored(&self.topology.ar.name).await,
+            self.stored(&records).await,
+        )
+    }
+
+    pub(crate) async fn delete_stream(&self, stream: &str) {
+        async_nats::jetstream::new(self.nats.clone())
+            .delete_stream(stream)
+            .await
+            .unwrap();
+    }
+
+    /// Takes requests as an AR-batcher does.
+    pub(crate) async fn ar_queue(&self) -> WorkQueue {
+        WorkQueue::open(&self.bus, &self.topology.ar_consumer, &self.workers.tracker)
+            .await
+            .unwrap()
+    }
+
+    /// Kills the broker and starts it again after `meanwhile`.
+    pub(crate) async fn restart_broker<T>(&mut self, meanwhile: impl Future<Output = T>) -> T {
+        self.broker.kill();
+        let value = meanwhile.await;
+        self.broker.start_again();
+        value
+    }
+}
+
+/// The next request, and the means to settle it.
+pub(crate) async fn next_job(queue: &mut WorkQueue) -> (ArJob, Delivery) {
+    let delivery = timeout(PATIENCE, queue.next())
+        .await
+        .expect("a request comes");
+    (decode(&delivery.payload).unwrap(), delivery)
+}
+
+/// The picture that our workers paint: no PNG, but unmistakable.
+pub(crate) fn picture(job: &ArJob, index: OutputIndex) -> Vec<u8> {
+    format!(
+        "picture {} {} of {}",
+        index,
+        job.outputs[usize::from(index.get())].seed,
+        job.size
+    )
+    .into_bytes()
+}
+
+/// The result of one output.
+pub(crate) fn result(job: &ArJob, index: OutputIndex, failure: Option<ErrorCode>) -> OutputResult {
+    let at = job.accepted_at;
+    let painted = EncodedImage {
+        format: job.format,
+        size: job.size,
+        bytes: picture(job, index),
+    };
+    OutputResult {
+        output: job.job.output(index),
+        outcome: failure.map_or(Ok(painted), |code| Err(JobError::new(code, "made to fail"))),
+        seed: Some(job.outputs[usize::from(index.get())].seed),
+        usage: Some(PriorUsage {
+            prompt_tokens: 40,
+            generated_tokens: 60,
+        }),
+        timings: OutputTimings {
+            accepted_at: at,
+            ar_started_at: Some(at + 1),
+            ar_finished_at: Some(at + 3),
+            denoise_started_at: Some(at + 6),
+            denoise_finished_at: Some(at + 10),
+            finished_at: at + 15,
+        },
+        worker: Some(WorkerId::generate(Role::Denoiser)),
+    }
+}
+
+/// Answers the next request, its outputs in reverse order; `failing` ones with an error.
+pub(crate) async fn work_once(
+    deployment: &Deployment,
+    queue: &mut WorkQueue,
+    failing: &[u8],
+) -> ArJob {
+    let (job, delivery) = next_job(queue).await;
+    for output in job.outputs.iter().rev() {
+        let failure = failing
+            .contains(&output.index.get())
+            .then_some(ErrorCode::DenoiseFailed);
+        deployment
+            .bus
+            .put_result(&result(&job, output.index, failure))
+            .await
+            .unwrap();
+    }
+    delivery.lease.ack().await;
+    job
+}
+
+impl TestGateway {
+    pub(crate) async fn get(&self, path: &str) -> Reply {
+        self.send(Method::GET, path, &[], Vec::new()).await
+    }
+
+    pub(crate) async fn generate(&self, body: &Value) -> Reply {
+        self.send(Method::POST, GENERATIONS, &[JSON], body.to_string().into())
+            .await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Reply {
+        send(&self.url, method, path, headers, body)
+            .await
+            .expect("the gateway answers")
+    }
+
+    /// Ends the gateway in order.
+    pub(crate) async fn stop(self) {
+        self.shutdown.token.cancel();
+        self.running.finish().await;
+    }
+}
+
+pub(crate) const GENERATIONS: &str = "/v1/images/generations";
+pub(crate) const JSON: (&str, &str) = ("content-type", "application/json");
+
+pub(crate) async fn send(
+    url: &str,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Vec<u8>,
+) -> reqwest::Result<Reply> {
+    let mut request = reqwest::Client::new()
+        .request(method, format!("{url}{path}"))
+        .timeout(PATIENCE);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = request.body(body).send().await?;
+    let (status, headers) = (response.status(), response.headers().clone());
+    Ok(Reply {
+        status,
+        headers,
+        bytes: response.bytes().await?.to_vec(),
+    })
+}

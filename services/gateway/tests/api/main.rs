@@ -1,0 +1,9 @@
+//! The gateway over HTTP against a real nats-server. The workers are written here, behind the bus: that is the seam.
+
+#[path = "../../../../shared/messaging/tests/common/mod.rs"]
+mod broker;
+mod deployment;
+mod images;
+mod jobs;
+mod life;
+mod requests;

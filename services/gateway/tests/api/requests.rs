@@ -1,0 +1,170 @@
+//! Requests that are no jobs: refused with a status, a code and a name, and nothing reaches the bus.
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::deployment::{Deployment, GENERATIONS, JSON};
+
+#[tokio::test]
+async fn a_bad_request_is_refused_by_name_and_nothing_is_published() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let large = format!(r#"{{"prompt":"{}"}}"#, "a".repeat(1_000_000));
+    let invalid = [
+        (r#"{}"#, "prompt"),
+        (r#"{"prompt":" "}"#, "prompt"),
+        (r#"{"prompt":"<|image|>"}"#, "prompt"),
+        (r#"{"prompt":"p","model":"dall-e-3"}"#, "model"),
+        (r#"{"prompt":"p","n":0}"#, "n"),
+        (r#"{"prompt":"p","n":11}"#, "n"),
+        (r#"{"prompt":"p","n":"two"}"#, "n"),
+        (r#"{"prompt":"p","size":"100x100"}"#, "size"),
+        (r#"{"prompt":"p","size":"1000000x32"}"#, "size"),
+        (r#"{"prompt":"p","size":"axb"}"#, "size"),
+        (r#"{"prompt":"p","seed":-1}"#, "seed"),
+        (r#"{"prompt":"p","seed":1.5}"#, "seed"),
+        (r#"{"prompt":"p","n":2,"seed":9223372036854775807}"#, "seed"),
+        (
+            r#"{"prompt":"p","num_inference_steps":0}"#,
+            "num_inference_steps",
+        ),
+        (
+            r#"{"prompt":"p","num_inference_steps":1001}"#,
+            "num_inference_steps",
+        ),
+        (r#"{"prompt":"p","guidance_scale":"NaN"}"#, "guidance_scale"),
+        (r#"{"prompt":"p","n":1,"n":1}"#, "n"),
+    ];
+    for (body, param) in invalid {
+        let reply = gateway
+            .send(Method::POST, GENERATIONS, &[JSON], body.into())
+            .await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error_code().as_str()),
+            (400, "invalid_parameter"),
+            "{body}"
+        );
+        assert_eq!(reply.json()["error"]["param"], param, "{body}");
+    }
+    let others: [(&[u8], &[(&str, &str)], u16, &str, Option<&str>); 9] = [
+        (
+            br#"{"prompt":"p","quality":"hd"}"#,
+            &[JSON],
+            400,
+            "unknown_parameter",
+            Some("quality"),
+        ),
+        (b"{", &[JSON], 400, "invalid_json", None),
+        (b"[]", &[JSON], 400, "invalid_json", None),
+        (b"", &[JSON], 400, "invalid_json", None),
+        (b"{\"prompt\":\"\xff\"}", &[JSON], 400, "invalid_json", None),
+        (large.as_bytes(), &[JSON], 413, "body_too_large", None),
+        (
+            br#"{"prompt":"p"}"#,
+            &[("content-type", "text/plain")],
+            415,
+            "unsupported_media_type",
+            None,
+        ),
+        (
+            br#"{"prompt":"p"}"#,
+            &[],
+            415,
+            "unsupported_media_type",
+            None,
+        ),
+        (
+            br#"{"prompt":"p","response_format":"b64_json"}"#,
+            &[JSON, ("prefer", "respond-async")],
+            400,
+            "invalid_parameter",
+            Some("response_format"),
+        ),
+    ];
+    for (body, headers, status, code, param) in others {
+        let reply = gateway
+            .send(Method::POST, GENERATIONS, headers, body.to_vec())
+            .await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error_code().as_str()),
+            (status, code),
+            "{headers:?}"
+        );
+        assert_eq!(reply.json()["error"]["param"], json!(param));
+    }
+    assert_eq!(deployment.accepted().await, (0, 0));
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_told_in_json() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let job = "0198c0ffee000000000000000000beef";
+    let cases = [
+        (Method::GET, "/".to_owned(), 404, None),
+        (Method::GET, "/v1/images".to_owned(), 404, None),
+        (Method::POST, "/v1/images/edits".to_owned(), 404, None),
+        (Method::GET, "/v1/images/%00/content".to_owned(), 404, None),
+        (
+            Method::GET,
+            "/v1/images/nonsense/content".to_owned(),
+            404,
+            None,
+        ),
+        (Method::GET, format!("/v1/images/{job}/content"), 404, None),
+        (
+            Method::GET,
+            format!("/v1/images/{job}-0/content"),
+            404,
+            None,
+        ),
+        (
+            Method::GET,
+            format!("/v1/images/{job}-10/content"),
+            404,
+            None,
+        ),
+        (Method::GET, format!("/v1/images/jobs/{job}"), 404, None),
+        (
+            Method::GET,
+            "/v1/images/jobs/nonsense".to_owned(),
+            404,
+            None,
+        ),
+        (Method::GET, GENERATIONS.to_owned(), 405, Some("POST")),
+        (
+            Method::DELETE,
+            format!("/v1/images/{job}-0/content"),
+            405,
+            Some("GET, HEAD"),
+        ),
+        (
+            Method::DELETE,
+            format!("/v1/images/jobs/{job}"),
+            405,
+            Some("GET"),
+        ),
+        (Method::POST, "/readyz".to_owned(), 405, Some("GET")),
+        (Method::PUT, "/livez".to_owned(), 405, Some("GET")),
+    ];
+    for (method, path, status, allow) in cases {
+        let reply = gateway.send(method.clone(), &path, &[], Vec::new()).await;
+        let code = if status == 405 {
+            "method_not_allowed"
+        } else {
+            "not_found"
+        };
+        assert_eq!(
+            (reply.status.as_u16(), reply.error_code().as_str()),
+            (status, code),
+            "{method} {path}"
+        );
+        let allowed = reply
+            .headers
+            .get("allow")
+            .map(|value| value.to_str().unwrap());
+        assert_eq!(allowed, allow, "{method} {path}");
+    }
+    gateway.stop().await;
+}
