@@ -93,11 +93,18 @@ impl Probe {
             .await
         {
             Ok(answer) if answer.status().is_success() => None,
-            Ok(answer) => Some(format!(
-                "gateway ({})",
-                answer.text().await.unwrap_or_default().trim()
-            )),
+            Ok(answer) => Some(format!("gateway: {}", reason(answer).await)),
             Err(_) => Some("gateway".to_owned()),
         }
     }
+}
+
+/// The gateway's words of why it is not ready.
+async fn reason(answer: reqwest::Response) -> String {
+    let status = answer.status();
+    let body: Option<serde_json::Value> = answer.json().await.ok();
+    let message = body
+        .as_ref()
+        .and_then(|body| body["error"]["message"].as_str());
+    message.map_or_else(|| status.to_string(), str::to_owned)
 }
