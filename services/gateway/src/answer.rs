@@ -216,7 +216,12 @@ impl<'a> JobAnswer<'a> {
     ) -> Self {
         let output = |output: &OutputRequest| output_answer(record.job, output, ended, progress);
         let outputs: Vec<_> = record.outputs.iter().map(output).collect();
-        let status = overall(outputs.iter().map(|output| output.status));
+        let status = overall(
+            &outputs
+                .iter()
+                .map(|output| output.status)
+                .collect::<Vec<_>>(),
+        );
         let finished_at = ended.values().map(|ended| ended.timings.finished_at).max();
         let completed_at = finished_at
             .filter(|_| matches!(status, Status::Completed | Status::Failed))
@@ -299,8 +304,8 @@ fn output_answer<'a>(
 }
 
 /// A job has ended when all its outputs have; one failed output is a failed job.
-fn overall(outputs: impl Iterator<Item = Status> + Clone) -> Status {
-    let all = |wanted: &[Status]| outputs.clone().all(|status| wanted.contains(&status));
+fn overall(outputs: &[Status]) -> Status {
+    let all = |wanted: &[Status]| outputs.iter().all(|status| wanted.contains(status));
     if all(&[Status::Completed]) {
         Status::Completed
     } else if all(&[Status::Completed, Status::Failed]) {

@@ -142,7 +142,7 @@ fn a_job_is_what_its_outputs_are() {
         (&[Completed, Failed], Failed),
     ];
     for (outputs, wanted) in cases {
-        assert_eq!(overall(outputs.iter().copied()), wanted, "{outputs:?}");
+        assert_eq!(overall(outputs), wanted, "{outputs:?}");
     }
 }
 

@@ -171,10 +171,11 @@ impl Jobs {
         };
         if let Err(error) = published {
             tracing::warn!(error = service::exit::chain(&error), "job was not queued");
-            return refuse(
-                accepted,
-                ApiError::new(error.code(), refusal_text(error.code())).of_job(job),
-            );
+            let refusal = ApiError::new(error.code(), refusal_text(error.code()));
+            // A job that was not confirmed may be queued all the same: its id is worth knowing.
+            let unsure = error.code() == ErrorCode::BusUnavailable;
+            let refusal = if unsure { refusal.of_job(job) } else { refusal };
+            return refuse(accepted, refusal);
         }
         drop(ar_job);
         tracing::debug!(outputs, size = %record.size, "job is queued");

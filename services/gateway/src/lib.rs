@@ -78,12 +78,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         public_url,
         job_timeout,
     } = config;
-    let listener = TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("cannot listen on {listen}"))?;
-    let address = listener
-        .local_addr()
-        .context("the listener has no address")?;
+    let (listener, address) = bind(listen).await?;
     let bus = BusConfig {
         urls: bus.nats_urls,
         prefix: bus.prefix,
@@ -115,28 +110,17 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         effects.clone(),
     );
     let answers_due = CancellationToken::new();
-    let address_of_api = Address {
-        public: public_url,
-        bound: address,
-    };
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
         health,
-        address: address_of_api,
+        address: Address {
+            public: public_url,
+            bound: address,
+        },
         answers_due: answers_due.clone(),
     };
-    let routes = routes::all(&Arc::new(gateway));
-    let server = warp::serve(routes)
-        .incoming(listener)
-        .graceful(shutdown.token.clone().cancelled_owned());
-    let (ended, served) = oneshot::channel();
-    shutdown.tracker.spawn(async move {
-        server.run().await;
-        if ended.send(()).is_err() {
-            tracing::debug!("the last answers came after the grace period");
-        }
-    });
+    let served = serve(&Arc::new(gateway), listener, &shutdown);
     if let Some(file) = listen_file {
         write_whole(&file, &address.to_string())
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -151,6 +135,35 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         effects,
         served,
     })
+}
+
+async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen on {listen}"))?;
+    let bound = listener
+        .local_addr()
+        .context("the listener has no address")?;
+    Ok((listener, bound))
+}
+
+/// Serves the API until shutdown and the last answer; the receiver hears of that.
+fn serve(
+    gateway: &Arc<Gateway>,
+    listener: TcpListener,
+    shutdown: &Shutdown,
+) -> oneshot::Receiver<()> {
+    let server = warp::serve(routes::all(gateway))
+        .incoming(listener)
+        .graceful(shutdown.token.clone().cancelled_owned());
+    let (ended, served) = oneshot::channel();
+    shutdown.tracker.spawn(async move {
+        server.run().await;
+        if ended.send(()).is_err() {
+            tracing::debug!("the last answers came after the grace period");
+        }
+    });
+    served
 }
 
 impl Running {

@@ -106,20 +106,20 @@ mod tests {
     #[test]
     fn it_takes_one_working_worker_of_each_role() {
         use WorkerState::{Busy, Draining, Idle, Loading};
-        let cases: [(&[(Role, WorkerState)], Option<&str>); 6] = [
-            (&[], Some("no ar-batcher is ready")),
-            (&[(Role::ArBatcher, Idle)], Some("no denoiser is ready")),
-            (&[(Role::Denoiser, Idle)], Some("no ar-batcher is ready")),
+        let cases: [(Vec<(Role, WorkerState)>, _); 6] = [
+            (vec![], Some("no ar-batcher is ready")),
+            (vec![(Role::ArBatcher, Idle)], Some("no denoiser is ready")),
+            (vec![(Role::Denoiser, Idle)], Some("no ar-batcher is ready")),
             (
-                &[(Role::ArBatcher, Loading), (Role::Denoiser, Idle)],
+                vec![(Role::ArBatcher, Loading), (Role::Denoiser, Idle)],
                 Some("no ar-batcher is ready"),
             ),
             (
-                &[(Role::ArBatcher, Busy), (Role::Denoiser, Draining)],
+                vec![(Role::ArBatcher, Busy), (Role::Denoiser, Draining)],
                 Some("no denoiser is ready"),
             ),
             (
-                &[
+                vec![
                     (Role::ArBatcher, Busy),
                     (Role::Denoiser, Draining),
                     (Role::Denoiser, Busy),

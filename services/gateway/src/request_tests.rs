@@ -62,77 +62,33 @@ fn null_is_an_absent_field() {
 #[test]
 fn a_bad_field_is_refused_by_its_name() {
     let cases = [
-        ("model", vec![r#""dall-e-3""#, r#""""#, "1"]),
+        ("model", r#""dall-e-3" "" 1"#),
         (
             "n",
-            vec![
-                "0",
-                "11",
-                "-1",
-                "1.5",
-                "1.0",
-                r#""two""#,
-                r#""2""#,
-                "[]",
-                "true",
-                "256",
-                "1e400",
-                "99999999999999999999",
-            ],
+            r#"0 11 -1 1.5 1.0 "two" "2" [] true 256 1e400 99999999999999999999"#,
         ),
         (
             "size",
-            vec![
-                r#""100x100""#,
-                r#""1000000x32""#,
-                r#""axb""#,
-                r#""""#,
-                r#""auto""#,
-                r#""1024""#,
-                r#""0x0""#,
-                "1024",
-                r#""1024×1024""#,
-            ],
+            r#""100x100" "1000000x32" "axb" "" "auto" "1024" "0x0" 1024 "1024×1024""#,
         ),
         (
             "seed",
-            vec![
-                "-1",
-                "1.5",
-                r#""7""#,
-                "9223372036854775808",
-                "18446744073709551616",
-                "1e3",
-                "{}",
-            ],
+            r#"-1 1.5 "7" 9223372036854775808 18446744073709551616 1e3 {}"#,
         ),
         (
             "num_inference_steps",
-            vec![
-                "0",
-                "1001",
-                "-1",
-                "50.5",
-                r#""50""#,
-                "65537",
-                "99999999999999999999999",
-            ],
+            r#"0 1001 -1 50.5 "50" 65537 99999999999999999999999"#,
         ),
         (
             "guidance_scale",
-            vec![
-                "-0.1", "20.1", r#""NaN""#, r#""1.5""#, "1e999", "[1.5]", "false",
-            ],
+            r#"-0.1 20.1 "NaN" "1.5" 1e999 [1.5] false"#,
         ),
-        ("response_format", vec![r#""png""#, r#""""#, "1"]),
-        (
-            "output_format",
-            vec![r#""jpeg""#, r#""webp""#, r#""PNG""#, "1"],
-        ),
-        ("user", vec!["1", "{}"]),
+        ("response_format", r#""png" "" 1"#),
+        ("output_format", r#""jpeg" "webp" "PNG" 1"#),
+        ("user", "1 {}"),
     ];
     for (param, values) in cases {
-        for value in values {
+        for value in values.split(' ') {
             let body = format!(r#"{{"prompt":"p","{param}":{value}}}"#);
             assert_eq!(
                 refusal(body.as_bytes()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use service::health::Readiness;
 use warp::{Filter, filters::BoxedFilter, reply::Response};
 
-use super::{answer, ok, only, with};
+use super::{answer, ok, only, spanned, with};
 use crate::{gateway::Gateway, reply::ApiError};
 
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
@@ -13,18 +13,24 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let readyz = warp::path!("readyz");
     let live = livez
         .and(warp::get())
-        .map(|| answer(Ok(ok(&serde_json::json!({ "status": "live" })))));
+        .and(spanned())
+        .then(|span| answer(span, async { Ok(status("live")) }));
     let ready = readyz
         .and(warp::get())
+        .and(spanned())
         .and(with(gateway))
-        .map(|gateway: Arc<Gateway>| answer(ready(&gateway)));
+        .then(|span, gateway: Arc<Gateway>| answer(span, async move { ready(&gateway) }));
     let others = livez.or(readyz).unify().map(only("GET"));
     live.or(ready).unify().or(others).unify().boxed()
 }
 
+fn status(word: &str) -> Response {
+    ok(&serde_json::json!({ "status": word }))
+}
+
 fn ready(gateway: &Gateway) -> Result<Response, ApiError> {
     match gateway.health.snapshot() {
-        Readiness::Ready => Ok(ok(&serde_json::json!({ "status": "ready" }))),
+        Readiness::Ready => Ok(status("ready")),
         Readiness::NotReady(reason) => Err(ApiError::new(protocol::ErrorCode::NotReady, &reason)),
     }
 }

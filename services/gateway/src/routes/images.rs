@@ -15,7 +15,7 @@ use warp::{
     reply::Response,
 };
 
-use super::{answer, ok, only, with};
+use super::{answer, host, ok, only, spanned, with};
 use crate::{
     answer::{ImagesAnswer, JobAnswer, Pictures, job_path},
     body,
@@ -30,20 +30,24 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let generations = warp::path!("v1" / "images" / "generations");
     let generate = generations
         .and(warp::post())
+        .and(spanned())
         .and(with(gateway))
         .and(warp::header::headers_cloned())
-        .and(warp::host::optional())
+        .and(host())
         .and(warp::body::stream())
-        .then(|gateway: Arc<Gateway>, headers, host, body| async move {
-            answer(generate(&gateway, headers, host, body).await)
+        .then(|span, gateway: Arc<Gateway>, headers, host, body| {
+            answer(span, async move {
+                generate(&gateway, headers, host, body).await
+            })
         });
     let content_path = warp::path!("v1" / "images" / String / "content");
     let content = content_path
         .and(warp::get().or(warp::head()).unify())
+        .and(spanned())
         .and(with(gateway))
         .and(warp::header::headers_cloned())
-        .then(|id: String, gateway: Arc<Gateway>, headers| async move {
-            answer(content(&gateway, &id, &headers).await)
+        .then(|id: String, span, gateway: Arc<Gateway>, headers| {
+            answer(span, async move { content(&gateway, &id, &headers).await })
         });
     let other_generations = generations.map(only("POST"));
     let other_contents = content_path.map(|_| only("GET, HEAD")());

@@ -12,7 +12,7 @@ use warp::{
     reply::Response,
 };
 
-use super::{answer, ok, only, with};
+use super::{answer, host, ok, only, spanned, with};
 use crate::{
     answer::JobAnswer,
     gateway::Gateway,
@@ -23,10 +23,11 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let path = warp::path!("v1" / "images" / "jobs" / String);
     let show = path
         .and(warp::get())
+        .and(spanned())
         .and(with(gateway))
-        .and(warp::host::optional())
-        .then(|id: String, gateway: Arc<Gateway>, host| async move {
-            answer(show(&gateway, &id, host).await)
+        .and(host())
+        .then(|id: String, span, gateway: Arc<Gateway>, host| {
+            answer(span, async move { show(&gateway, &id, host).await })
         });
     let others = path.map(|_| only("GET")());
     show.or(others).unify().boxed()

@@ -4,22 +4,24 @@ mod health;
 mod images;
 mod jobs;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::Future, sync::Arc};
 
 use opentelemetry::{global, propagation::Extractor};
 use protocol::ErrorCode;
+use tracing::{Instrument, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use warp::{
     Filter, Rejection,
-    filters::BoxedFilter,
-    http::{HeaderMap, StatusCode},
-    reject::{InvalidHeader, MethodNotAllowed},
+    filters::{BoxedFilter, path::FullPath},
+    host::Authority,
+    http::{HeaderMap, Method, StatusCode},
+    reject::MethodNotAllowed,
     reply::Response,
 };
 
 use crate::{gateway::Gateway, reply::ApiError};
 
-/// Everything the gateway answers, each request in a span of its own.
+/// Everything the gateway answers.
 pub(crate) fn all(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     images::routes(gateway)
         .or(jobs::routes(gateway))
@@ -28,18 +30,12 @@ pub(crate) fn all(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .unify()
         .recover(|rejection| async move { Ok::<_, Infallible>(refuse(&rejection).into_response()) })
         .unify()
-        .with(warp::trace(|request| {
-            span(request.method(), request.path(), request.request_headers())
-        }))
-        .map(warp::Reply::into_response)
         .boxed()
 }
 
 /// What no route took.
 fn refuse(rejection: &Rejection) -> ApiError {
-    if rejection.find::<InvalidHeader>().is_some() {
-        ApiError::new(ErrorCode::InvalidParameter, "a header cannot be read")
-    } else if rejection.is_not_found() || rejection.find::<MethodNotAllowed>().is_some() {
+    if rejection.is_not_found() || rejection.find::<MethodNotAllowed>().is_some() {
         ApiError::new(ErrorCode::NotFound, "there is nothing at this path")
     } else {
         tracing::error!(?rejection, "a request was rejected in an unknown way");
@@ -47,14 +43,19 @@ fn refuse(rejection: &Rejection) -> ApiError {
     }
 }
 
-/// A handler's end.
-fn answer(outcome: Result<Response, ApiError>) -> Response {
-    let response = outcome.unwrap_or_else(|error| {
-        tracing::debug!(code = %error.error().code, text = error.error().text, "request is refused");
-        error.into_response()
-    });
-    tracing::Span::current().record("http.response.status_code", response.status().as_u16());
-    response
+/// Runs a handler in its request's span and writes its end down.
+async fn answer(span: Span, handler: impl Future<Output = Result<Response, ApiError>>) -> Response {
+    let answer = async {
+        let response = handler.await.unwrap_or_else(|error| {
+            let code = error.error().code;
+            tracing::debug!(%code, text = error.error().text, "request is refused");
+            error.into_response()
+        });
+        let status = response.status().as_u16();
+        Span::current().record("http.response.status_code", status);
+        response
+    };
+    answer.instrument(span).await
 }
 
 /// Hands the gateway to a route.
@@ -65,13 +66,27 @@ fn with(
     warp::any().map(move || Arc::clone(&gateway))
 }
 
-/// The end of a path's methods.
-fn only(methods: &'static str) -> impl Fn() -> Response + Clone {
-    move || answer(Err(ApiError::method_not_allowed(methods)))
+/// What the client called. An unreadable one is none: the fallback of a path would take it for a wrong method.
+fn host() -> impl Filter<Extract = (Option<Authority>,), Error = Infallible> + Clone {
+    let unreadable = warp::any().map(|| None);
+    warp::host::optional().or(unreadable).unify()
 }
 
-/// The span of a request, in the trace that its sender started. The path is cut: it comes from outside.
-fn span(method: &warp::http::Method, path: &str, headers: &HeaderMap) -> tracing::Span {
+/// The end of a path's methods.
+fn only(methods: &'static str) -> impl Fn() -> Response + Clone {
+    move || ApiError::method_not_allowed(methods).into_response()
+}
+
+/// The span of a request. Not warp's own: that one writes a line per request, and an error for each 503.
+fn spanned() -> impl Filter<Extract = (Span,), Error = Infallible> + Clone {
+    warp::method()
+        .and(warp::path::full())
+        .and(warp::header::headers_cloned())
+        .map(|method, path: FullPath, headers| span(&method, path.as_str(), &headers))
+}
+
+/// In the trace that the request's sender started. The path is cut: it comes from outside.
+fn span(method: &Method, path: &str, headers: &HeaderMap) -> Span {
     let path: String = path.chars().take(PATH_CHARS_MAX).collect();
     let span = tracing::info_span!(
         "request",
@@ -82,7 +97,7 @@ fn span(method: &warp::http::Method, path: &str, headers: &HeaderMap) -> tracing
     );
     let parent =
         global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)));
-    // Without a telemetry layer, as in tests, there is no trace to join.
+    // Without a telemetry layer, as in most tests, there is no trace to join.
     if let Err(error) = span.set_parent(parent) {
         tracing::trace!(%error, "the request's trace is not joined");
     }

@@ -6,8 +6,9 @@ use clap::Parser;
 use gateway::{Config, Running};
 use messaging::{Bus, BusConfig, Delivery, Presence, WorkQueue};
 use protocol::{
-    ArJob, EncodedImage, ErrorCode, JobError, OutputIndex, OutputResult, OutputTimings, Prefix,
-    PriorUsage, Role, WorkerId, WorkerPresence, WorkerState, decode, topology::Topology,
+    ArJob, EncodedImage, ErrorCode, JobError, JobId, OutputIndex, OutputResult, OutputTimings,
+    Prefix, PriorUsage, PriorityClass, Role, Subject, WorkerId, WorkerPresence, WorkerState,
+    decode, topology::Topology,
 };
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::Value;
@@ -31,6 +32,9 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl 
         .await
         .unwrap_or_else(|_| panic!("{what} did not come in time"));
 }
+
+/// JetStream's code for a stream at one of its limits.
+const STREAM_FULL: u64 = 10_077;
 
 pub(crate) struct Deployment {
     broker: Broker,
@@ -192,6 +196,20 @@ impl Deployment {
             .delete_stream(stream)
             .await
             .unwrap();
+    }
+
+    /// Fills the stream of requests to its last byte.
+    pub(crate) async fn fill_ar_stream(&self) {
+        for bytes in [250_000, 10_000, 100] {
+            let mut full = false;
+            while !full {
+                let subject = Subject::Ar(PriorityClass::Standard, JobId::generate());
+                let subject = self.bus.prefix().subject(&subject);
+                let answer = self.nats.request(subject, vec![0; bytes].into()).await;
+                let answer: Value = serde_json::from_slice(&answer.unwrap().payload).unwrap();
+                full = answer["error"]["err_code"] == STREAM_FULL;
+            }
+        }
     }
 
     /// Takes requests as an AR-batcher does.

@@ -202,10 +202,11 @@ async fn the_clients_trace_goes_on_behind_the_queue() {
         "traceparent",
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     );
+    let headers = [JSON, parent, ("prefer", "respond-async")];
     let request = gateway.send(
         Method::POST,
         GENERATIONS,
-        &[JSON, parent, ("prefer", "respond-async")],
+        &headers,
         br#"{"prompt":"p"}"#.to_vec(),
     );
     let (reply, (_, delivery)) = tokio::join!(request, next_job(&mut queue));

@@ -80,21 +80,19 @@ async fn a_job_in_the_background_tells_how_far_it_is_and_then_its_answer() {
         format!("{}/v1/images/{id}-1/content", gateway.url)
     );
 
-    // Nothing of it is kept where it was asked for.
-    let other = deployment.ready_gateway(&[]).await;
-    assert_eq!(
-        other.get(&path).await.json()["response"]["usage"],
-        state["response"]["usage"]
-    );
-    assert_eq!(
-        other
-            .get(&format!("/v1/images/{id}-0/content"))
-            .await
-            .status,
-        200
-    );
-    other.stop().await;
+    let elsewhere = told_elsewhere(&deployment, &id).await;
+    assert_eq!(elsewhere["usage"], state["response"]["usage"]);
     gateway.stop().await;
+}
+
+/// The job's answer from a gateway that never saw it, having fetched a picture there too.
+async fn told_elsewhere(deployment: &Deployment, id: &str) -> Value {
+    let other = deployment.ready_gateway(&[]).await;
+    let picture = other.get(&format!("/v1/images/{id}-0/content")).await;
+    assert_eq!(picture.status, 200);
+    let state = other.get(&format!("/v1/images/jobs/{id}")).await.json();
+    other.stop().await;
+    state["response"].clone()
 }
 
 #[tokio::test]

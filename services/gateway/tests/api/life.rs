@@ -157,3 +157,17 @@ async fn a_request_that_outlasts_the_grace_period_is_told_that_its_job_goes_on()
     assert_eq!(reply.headers["x-request-id"], job.job.to_string());
     assert!(took.as_secs_f64() < 2.5, "{took:?}");
 }
+
+#[tokio::test]
+async fn a_full_queue_is_told_with_when_to_come_back() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    deployment.fill_ar_stream().await;
+    let refused = gateway.generate(&json!({ "prompt": "p" })).await;
+    assert_eq!(
+        (refused.status.as_u16(), refused.error_code().as_str()),
+        (429, "queue_full")
+    );
+    assert!(refused.headers.contains_key("retry-after"));
+    gateway.stop().await;
+}

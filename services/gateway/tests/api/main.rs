@@ -1,5 +1,7 @@
 //! The gateway over HTTP against a real nats-server. The workers are written here, behind the bus: that is the seam.
 
+#![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
+
 #[path = "../../../../shared/messaging/tests/common/mod.rs"]
 mod broker;
 mod deployment;

@@ -9,7 +9,6 @@ use crate::deployment::{Deployment, GENERATIONS, JSON};
 async fn a_bad_request_is_refused_by_name_and_nothing_is_published() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
-    let large = format!(r#"{{"prompt":"{}"}}"#, "a".repeat(1_000_000));
     let invalid = [
         (r#"{}"#, "prompt"),
         (r#"{"prompt":" "}"#, "prompt"),
@@ -46,7 +45,25 @@ async fn a_bad_request_is_refused_by_name_and_nothing_is_published() {
         );
         assert_eq!(reply.json()["error"]["param"], param, "{body}");
     }
-    let others: [(&[u8], &[(&str, &str)], u16, &str, Option<&str>); 9] = [
+    assert_eq!(deployment.accepted().await, (0, 0));
+    gateway.stop().await;
+}
+
+/// Body, headers → status, code, parameter.
+type Case<'a> = (
+    &'a [u8],
+    &'a [(&'a str, &'a str)],
+    u16,
+    &'a str,
+    Option<&'a str>,
+);
+
+#[tokio::test]
+async fn a_body_that_is_no_request_is_refused_and_nothing_is_published() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let large = format!(r#"{{"prompt":"{}"}}"#, "a".repeat(1_000_000));
+    let cases: [Case<'_>; 9] = [
         (
             br#"{"prompt":"p","quality":"hd"}"#,
             &[JSON],
@@ -81,7 +98,7 @@ async fn a_bad_request_is_refused_by_name_and_nothing_is_published() {
             Some("response_format"),
         ),
     ];
-    for (body, headers, status, code, param) in others {
+    for (body, headers, status, code, param) in cases {
         let reply = gateway
             .send(Method::POST, GENERATIONS, headers, body.to_vec())
             .await;
