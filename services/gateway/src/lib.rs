@@ -37,7 +37,7 @@ use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
     sync::oneshot,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -181,10 +181,12 @@ impl Running {
             tracing::warn!("requests are cut off: the grace period is over");
         }
         self.effects.cancel();
-        self.shutdown
-            .finish(self.grace.saturating_sub(start.elapsed()).max(LAST_WORDS))
-            .await;
-        self.bus.close().await;
+        let left = |start: Instant| self.grace.saturating_sub(start.elapsed()).max(LAST_WORDS);
+        self.shutdown.finish(left(start)).await;
+        // Every publish has had its answer by now: what a lost broker cannot be told any more is no loss.
+        if timeout(left(start), self.bus.close()).await.is_err() {
+            tracing::debug!("the message broker was not told of the end");
+        }
     }
 }
 
