@@ -18,9 +18,18 @@ const CALLS_WAITING_MAX: usize = 1;
 pub struct DeviceThreadDied;
 
 /// A handle to the thread that owns an engine `E`; the thread ends when the handle is dropped and its call is done.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct DeviceThread<E> {
     calls: mpsc::SyncSender<Call<E>>,
+}
+
+// Not derived: a handle can be copied although an engine cannot.
+impl<E> Clone for DeviceThread<E> {
+    fn clone(&self) -> Self {
+        Self {
+            calls: self.calls.clone(),
+        }
+    }
 }
 
 impl<E: 'static> DeviceThread<E> {
