@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+};
 
 use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 
@@ -50,9 +53,17 @@ const MUST_NOT_LINK: [(&str, &str, &str); 11] = [
     ),
 ];
 
+/// Of this machine's platform only: what others would link is not downloaded here.
 fn packages() -> (BTreeMap<String, Package>, cargo_metadata::Metadata) {
+    let rustc = Command::new("rustc").arg("-vV").output().unwrap();
+    let version = String::from_utf8(rustc.stdout).unwrap();
+    let host = version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .unwrap();
+    let options = ["--locked", "--offline", "--filter-platform", host];
     let metadata = MetadataCommand::new()
-        .other_options(vec!["--locked".into(), "--offline".into()])
+        .other_options(options.map(str::to_owned))
         .exec()
         .unwrap();
     let members = metadata

@@ -47,13 +47,9 @@ async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
             assert!(status.success(), "{status}");
         }
     }
-    let taken_over = loop {
-        let (other, again) = fleet.until_painting().await;
-        if other != worker {
-            assert_eq!(again, output, "the same output");
-            break lost.elapsed();
-        }
-    };
+    let (_, again) = fleet.until_painting_but(Some(worker)).await;
+    let taken_over = lost.elapsed();
+    assert_eq!(again, output, "the same output");
 
     let answer = job.join_all().await.remove(0);
     let picture = http::pictures(&answer).await.remove(0);

@@ -146,16 +146,21 @@ impl Fleet {
 
     /// Waits until a denoiser says that it works, and finds its process and output.
     pub async fn until_painting(&self) -> (usize, OutputId) {
+        self.until_painting_but(None).await
+    }
+
+    /// The same, leaving out one denoiser: a dead one's last word stays for a while.
+    pub async fn until_painting_but(&self, dead: Option<usize>) -> (usize, OutputId) {
         until("a denoiser paints", || async {
             let workers = self.bus.workers().await.ok()?;
-            let busy = workers.into_iter().find(|worker| {
-                worker.role == Role::Denoiser && worker.state == WorkerState::Busy
-            })?;
-            let index = self
-                .denoisers
-                .iter()
-                .position(|process| process.id() == busy.process)?;
-            Some((index, busy.current?.output))
+            workers.into_iter().find_map(|worker| {
+                let painting = worker.role == Role::Denoiser && worker.state == WorkerState::Busy;
+                let index = self
+                    .denoisers
+                    .iter()
+                    .position(|process| process.id() == worker.process)?;
+                (painting && Some(index) != dead).then_some((index, worker.current?.output))
+            })
         })
         .await
     }

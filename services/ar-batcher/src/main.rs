@@ -1,21 +1,19 @@
 //! `fresco-ar-batcher`: arguments, telemetry, run, shutdown.
 
-use std::process::ExitCode;
-
 use ar_batcher::Args;
 use clap::Parser;
 use service::{Shutdown, exit, exit::Failure, telemetry};
 
 const ROLE: &str = "fresco-ar-batcher";
 
-fn main() -> ExitCode {
+fn main() -> ! {
     let args = Args::parse();
     let outcome = if args.model.check_model.is_some() {
         check(&args)
     } else {
         run(args)
     };
-    exit::report(ROLE, outcome)
+    exit::report_beside_device(ROLE, outcome)
 }
 
 #[expect(clippy::print_stdout, reason = "the report is what was asked for")]

@@ -11,7 +11,12 @@ impl LoadOptions {
         let dtype = match dtype {
             "f32" => Kind::Float,
             "bf16" => Kind::BFloat16,
-            _ => return Err(ModelError::request("dtype", format!("{dtype} is neither f32 nor bf16"))),
+            _ => {
+                return Err(ModelError::request(
+                    "dtype",
+                    format!("{dtype} is neither f32 nor bf16"),
+                ));
+            }
         };
         let index = device.strip_prefix("cuda:").map(str::parse::<usize>);
         let seen = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
@@ -19,11 +24,16 @@ impl LoadOptions {
             ("cpu", _) => Device::Cpu,
             (_, Some(Ok(index))) if index < seen => Device::Cuda(index),
             _ => {
-                let problem = format!("{device} is neither cpu nor one of {seen} visible cuda:<index>");
+                let problem =
+                    format!("{device} is neither cpu nor one of {seen} visible cuda:<index>");
                 return Err(ModelError::request("device", problem));
             }
         };
-        Ok(Self { device, dtype, mode: Mode::Load })
+        Ok(Self {
+            device,
+            dtype,
+            mode: Mode::Load,
+        })
     }
 }
 
@@ -39,10 +49,22 @@ mod tests {
     #[test]
     fn devices_and_dtypes_are_read_from_their_names() {
         let options = LoadOptions::from_text("cpu", "bf16").expect("both exist");
-        assert_eq!((options.device, options.dtype), (Device::Cpu, Kind::BFloat16));
-        for (device, dtype) in [("gpu", "f32"), ("cuda", "f32"), ("cuda:999", "f32"), ("cpu", "f16"), ("", "f32")] {
+        assert_eq!(
+            (options.device, options.dtype),
+            (Device::Cpu, Kind::BFloat16)
+        );
+        for (device, dtype) in [
+            ("gpu", "f32"),
+            ("cuda", "f32"),
+            ("cuda:999", "f32"),
+            ("cpu", "f16"),
+            ("", "f32"),
+        ] {
             let error = LoadOptions::from_text(device, dtype);
-            assert!(matches!(error, Err(ModelError::Request { .. })), "{device} {dtype}");
+            assert!(
+                matches!(error, Err(ModelError::Request { .. })),
+                "{device} {dtype}"
+            );
         }
     }
 }

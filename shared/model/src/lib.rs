@@ -32,7 +32,7 @@ mod tokenizer;
 mod vae;
 pub mod weights;
 
-pub use checkpoint::{Checkpoint, CheckReport};
+pub use checkpoint::{CheckReport, Checkpoint};
 pub use device::set_threads;
 pub use error::{ModelError, Result};
 pub use paint_request::{Limits, PaintProgress, PaintRequest, PaintStage, PriorGrid};
