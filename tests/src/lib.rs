@@ -1,12 +1,6 @@
 //! The harness of the end-to-end tests: a real nats-server, the real binaries, the tiny checkpoint. Nothing here
 //! stands in for a part of the product.
 
-#![allow(
-    clippy::allow_attributes,
-    clippy::unwrap_used,
-    reason = "a harness that cannot start has nothing to recover"
-)]
-
 #[path = "../../shared/messaging/tests/common/mod.rs"]
 pub mod broker;
 pub mod fleet;

@@ -106,6 +106,7 @@ impl Process {
 }
 
 impl Drop for Process {
+    #[expect(clippy::print_stderr, reason = "what a failed test's processes said")]
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
