@@ -13,16 +13,9 @@ fn with(field: &str, value: Value) -> Value {
     request
 }
 
-#[tokio::test]
-async fn bad_requests_name_their_field_and_publish_nothing() {
-    let fleet = Fleet::start(Size {
-        denoisers: 1,
-        ..Size::default()
-    })
-    .await;
-    let gateway = fleet.gateway.as_str();
-
-    let cases = [
+/// Request, code and field.
+fn cases() -> Vec<(Value, &'static str, &'static str)> {
+    vec![
         (json!({"size": "128x128"}), "invalid_parameter", "prompt"),
         (with("prompt", json!(3)), "invalid_parameter", "prompt"),
         (with("prompt", json!("  ")), "invalid_parameter", "prompt"),
@@ -74,8 +67,19 @@ async fn bad_requests_name_their_field_and_publish_nothing() {
             "output_format",
         ),
         (with("colour", json!("red")), "unknown_parameter", "colour"),
-    ];
-    for (request, code, field) in &cases {
+    ]
+}
+
+#[tokio::test]
+async fn bad_requests_name_their_field_and_publish_nothing() {
+    let fleet = Fleet::start(Size {
+        denoisers: 1,
+        ..Size::default()
+    })
+    .await;
+    let gateway = fleet.gateway.as_str();
+
+    for (request, code, field) in &cases() {
         let answer = http::generate(gateway, request).await;
         assert_eq!(answer.status, 400, "{request}");
         assert_eq!(answer.error(), (*code, Some(*field)), "{request}");

@@ -110,3 +110,59 @@ async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards() {
     let again = http::generate(&fleet.gateway, &long_request()).await;
     assert_eq!(http::pictures(&again).await[0], picture);
 }
+
+/// Ten rows of a larger grid: the AR stage takes a second or more.
+fn wide_request() -> Value {
+    json!({"prompt": "a red fox", "size": "256x256", "seed": 7, "num_inference_steps": 1, "n": 10})
+}
+
+#[tokio::test]
+async fn a_lost_ar_batchers_request_is_run_by_another() {
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let mut fleet = Fleet::start(Size {
+            denoisers: 2,
+            ack_wait: ACK_WAIT,
+        })
+        .await;
+        let gateway = fleet.gateway.clone();
+        let job = tokio::task::JoinSet::from_iter([async move {
+            http::generate(&gateway, &wide_request()).await
+        }]);
+        fleet.until_ar_runs().await;
+        fleet.ar_batcher.signal(signal);
+        let status = fleet.ar_batcher.end(Duration::from_secs(5)).await;
+        assert_eq!(status.success(), signal == Signal::SIGTERM, "{status}");
+        fleet.replace_ar_batcher();
+
+        let answer = job.join_all().await.remove(0);
+        assert_eq!(answer.seeds(), (7..17).collect::<Vec<_>>(), "{signal}");
+        let pictures = http::pictures(&answer).await;
+        let undisturbed = http::generate(&fleet.gateway, &wide_request()).await;
+        assert_eq!(http::pictures(&undisturbed).await, pictures, "{signal}");
+    }
+}
+
+#[tokio::test]
+async fn the_ar_stage_works_on_while_a_denoiser_paints() {
+    let fleet = Fleet::start(Size {
+        denoisers: 1,
+        ..Size::default()
+    })
+    .await;
+    let (long, gateway) = (long_request(), fleet.gateway.clone());
+    let first =
+        tokio::task::JoinSet::from_iter([async move { http::generate(&gateway, &long).await }]);
+    fleet.until_painting().await;
+    let mut second = long_request();
+    second["num_inference_steps"] = json!(1);
+    let second = http::generate(&fleet.gateway, &second).await;
+    first.join_all().await;
+
+    // Its prior was written while the only denoiser was at the first one, so what it waited for was the denoiser.
+    let timings = &second.data()[0]["timings"];
+    let ms = |part: &str| timings[part].as_u64().expect("every stage was run");
+    assert!(
+        ms("denoise_wait_ms") > ms("ar_wait_ms") + ms("ar_run_ms"),
+        "{timings}"
+    );
+}

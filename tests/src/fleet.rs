@@ -43,7 +43,8 @@ pub struct Fleet {
     pub denoisers: Vec<Process>,
     /// The AR-batcher.
     pub ar_batcher: Process,
-    gateway_process: Process,
+    /// The gateway's process.
+    pub gateway_process: Process,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -135,13 +136,24 @@ impl Fleet {
         .await;
     }
 
-    /// Starts one more denoiser.
-    pub fn add_denoiser(&mut self) {
+    /// Starts another AR-batcher in the place of one that is gone.
+    pub fn replace_ar_batcher(&mut self) {
         let url = self.broker.url();
-        let name = format!("denoiser-{}", self.denoisers.len());
         let flags = ["--nats-url", url.as_str(), "--prefix", "e2e"];
-        self.denoisers
-            .push(worker("fresco-denoiser", &name, &flags, &self.folder));
+        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
+    }
+
+    /// Waits until the AR-batcher says that a batch runs.
+    pub async fn until_ar_runs(&self) {
+        let process = self.ar_batcher.id();
+        until("an AR batch runs", || async {
+            let workers = self.bus.workers().await.ok()?;
+            let busy = |worker: &WorkerPresence| {
+                worker.process == process && worker.state == WorkerState::Busy
+            };
+            workers.iter().any(busy).then_some(())
+        })
+        .await;
     }
 
     /// Waits until a denoiser says that it works, and finds its process and output.
@@ -189,11 +201,6 @@ impl Fleet {
             values.push(value.parse().expect("a counter is a whole number"));
         }
         values
-    }
-
-    /// The gateway's process.
-    pub fn gateway_process(&mut self) -> &mut Process {
-        &mut self.gateway_process
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn admit(bus: &Bus, delivery: Delivery) -> Option<(JobId, Held)
             return refuse_unreadable(bus, id, error, lease).await;
         }
         Err(error) => {
-            let error = JobError::new(ErrorCode::MessageInvalid, &service::exit::chain(&error));
+            let error = JobError::new(ErrorCode::MessageInvalid, &error.to_string());
             return refuse_unreadable(bus, id, error, lease).await;
         }
     };

@@ -8,8 +8,8 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use batching::{Action, BatchFormer, Event, Row};
 use futures::future::BoxFuture;
-use messaging::{Bus, Delivery, Presence, WorkQueue};
-use protocol::{CurrentWork, JobId, OutputId, Progress, Stage, WorkerState};
+use messaging::{Bus, Delivery, Membership, WorkQueue};
+use protocol::{CurrentWork, JobId, OutputId, Progress, Stage, Subject, WorkerState};
 use service::clock::unix_millis;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -27,10 +27,9 @@ use crate::{
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 
 /// What the driver works with.
-pub(crate) struct Parts {
-    pub(crate) bus: Bus,
+pub(crate) struct Parts<'a> {
+    pub(crate) member: &'a Membership,
     pub(crate) engine: Arc<dyn PriorEngine>,
-    pub(crate) presence: Presence,
     pub(crate) counters: Counters,
     pub(crate) stop: CancellationToken,
 }
@@ -42,8 +41,8 @@ struct Running {
     outcomes: BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>>,
 }
 
-pub(crate) struct Driver {
-    parts: Parts,
+pub(crate) struct Driver<'a> {
+    parts: Parts<'a>,
     former: BatchFormer,
     /// Bounded: the former wants no more once a batch is waiting.
     held: HashMap<JobId, Held>,
@@ -51,8 +50,8 @@ pub(crate) struct Driver {
     wake_at: Option<Instant>,
 }
 
-impl Driver {
-    pub(crate) fn new(parts: Parts, former: BatchFormer) -> Self {
+impl<'a> Driver<'a> {
+    pub(crate) fn new(parts: Parts<'a>, former: BatchFormer) -> Self {
         Self {
             parts,
             former,
@@ -66,11 +65,15 @@ impl Driver {
     pub(crate) async fn run(mut self, mut queue: WorkQueue) -> Result<(), EngineError> {
         let stop = self.parts.stop.clone();
         let outcome = stop.run_until_cancelled(self.drive(&mut queue)).await;
-        self.parts.presence.set(WorkerState::Draining, None);
+        self.parts.member.presence.set(WorkerState::Draining, None);
         // Dropped leases go back to the queue at once; `close` waits until the broker has heard.
         self.held.clear();
         queue.close().await;
-        outcome.unwrap_or(Ok(()))
+        match outcome {
+            // The device saw the token first.
+            None | Some(Err(EngineError::Stopped)) => Ok(()),
+            Some(outcome) => outcome,
+        }
     }
 
     async fn drive(&mut self, queue: &mut WorkQueue) -> Result<(), EngineError> {
@@ -84,8 +87,15 @@ impl Driver {
     }
 
     async fn arrived(&mut self, delivery: Delivery) {
+        if let Subject::Ar(_, job) = delivery.subject
+            && self.held.contains_key(&job)
+        {
+            // Stored twice: the broker remembers message ids for a while only, and not over every restart.
+            tracing::info!(%job, "another message of a held request, acking it");
+            return delivery.lease.ack().await;
+        }
         let span = delivery.span();
-        if let Some((job, held)) = admit::admit(&self.parts.bus, delivery)
+        if let Some((job, held)) = admit::admit(&self.parts.member.bus, delivery)
             .instrument(span)
             .await
         {
@@ -118,7 +128,7 @@ impl Driver {
             ack_subject: held.lease.ack_subject(),
             since: unix_millis(),
         });
-        self.parts.presence.set(WorkerState::Busy, current);
+        self.parts.member.presence.set(WorkerState::Busy, current);
         self.parts.counters.started(rows.len());
 
         // The batch is one span; it follows from every request in it.
@@ -139,7 +149,7 @@ impl Driver {
             .parts
             .engine
             .run(batch, progress, self.parts.stop.clone());
-        let bus = self.parts.bus.clone();
+        let bus = self.parts.member.bus.clone();
         let outcomes = async move {
             tokio::select! {
                 outcomes = call => outcomes,
@@ -154,7 +164,8 @@ impl Driver {
         });
     }
 
-    /// The next batch starts before this one's outputs are stored: the engine never waits for the broker.
+    /// The next batch is on the device before this one's outputs are stored. When the broker takes longer than that
+    /// batch, the engine waits: the back-pressure that keeps a batcher from running ahead of a full queue.
     async fn finished(&mut self, outcomes: Vec<RowOutcome>) {
         let Some(Running {
             rows, started_at, ..
@@ -162,7 +173,7 @@ impl Driver {
         else {
             return;
         };
-        self.parts.presence.set(WorkerState::Idle, None);
+        self.parts.member.presence.set(WorkerState::Idle, None);
         let times = BatchTimes {
             started_at,
             finished_at: unix_millis(),
@@ -186,7 +197,7 @@ impl Driver {
         };
         self.parts.counters.row(outcome.is_ok());
         let span = held.span.clone();
-        settle::store(&self.parts.bus, held, output, outcome, times)
+        settle::store(&self.parts.member.bus, held, output, outcome, times)
             .instrument(span)
             .await;
         if held.settle(output)

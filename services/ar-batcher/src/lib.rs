@@ -14,19 +14,21 @@ mod settle;
 use std::{sync::Arc, time::Duration};
 
 use batching::{BatchFormer, BatchLimits};
-use messaging::{Bus, BusConfig, Presence, WorkQueue};
+use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, PriorModel};
-use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use service::{
     BusArgs, Health, ModelArgs, ShellArgs, Shutdown, exit::Failure, metrics::registry::Registry,
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     counters::Counters,
     driver::{Driver, Parts},
     native::NativeEngine,
 };
+
+/// Largest batch: one runs while the next one waits, and both may be requests for one output each.
+const BATCH_SLOTS_MAX: i64 = 128;
+const _: () = assert!(BATCH_SLOTS_MAX as usize * 2 <= messaging::HELD_MAX);
 
 /// Writes the prior tokens of requests, several at a time.
 #[derive(Debug, Clone, clap::Parser)]
@@ -39,7 +41,7 @@ pub struct Args {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Outputs that may run together; a request for n outputs takes n slots
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_SLOTS_MAX))]
     pub batch_slots_max: u16,
     /// Milliseconds that an output waits for others of its size while the engine is idle
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=60_000))]
@@ -68,62 +70,46 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health_address = health_address
         .await
         .map_err(|error| Failure::failed(&error))?;
-    tracing::info!(%health_address, model = %args.model.folder().display(), device = %args.model.device, "starting");
+    tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
-    let load = NativeEngine::load(args.model.clone());
-    let Some(engine) = shutdown.token.run_until_cancelled(load).await.transpose()? else {
-        return Ok(());
-    };
-
-    health.set_not_ready("waiting for the message broker");
-    let config = BusConfig {
-        urls: args.bus.nats_urls,
-        prefix: args.bus.prefix.clone(),
-        role: Role::ArBatcher,
-    };
-    let topology = Topology::new(&args.bus.prefix);
-    let connect = async {
-        let bus = Bus::connect(&config)
-            .await
-            .map_err(|error| Failure::failed(&error))?;
-        service::wait::until_ok("streams", &health, || bus.verify(&topology)).await;
-        let queue = WorkQueue::open(&bus, &topology.ar_consumer, &shutdown.tracker).await;
-        Ok::<_, Failure>((bus, queue.map_err(|error| Failure::failed(&error))?))
-    };
-    let Some((bus, queue)) = shutdown
+    let Some(engine) = shutdown
         .token
-        .run_until_cancelled(connect)
+        .run_until_cancelled(NativeEngine::load(args.model.clone()))
         .await
         .transpose()?
     else {
         return Ok(());
     };
 
-    let id = WorkerId::generate(Role::ArBatcher);
-    let first = WorkerPresence {
-        worker: id.clone(),
-        role: Role::ArBatcher,
-        state: WorkerState::Idle,
+    health.set_not_ready("waiting for the message broker");
+    let joining = Joining {
+        urls: args.bus.nats_urls,
+        prefix: args.bus.prefix,
+        queue: Queue::Ar,
         device: args.model.device,
-        process: std::process::id(),
-        health_address: Some(health_address),
-        current: None,
+        health_address,
     };
-    // Its own token: the driver gives its messages back first, then presence goes.
-    let leave = CancellationToken::new();
-    let presence = Presence::start(&bus, first, &shutdown.tracker, leave.clone());
+    let waiting = |error: &ProvisionError| {
+        let reason = service::exit::chain(error);
+        tracing::warn!(reason, "waiting for the streams");
+        health.set_not_ready(reason);
+    };
+    let join = Box::pin(Membership::join(joining, &shutdown.tracker, waiting));
+    let Some(joined) = shutdown.token.run_until_cancelled(join).await else {
+        return Ok(());
+    };
+    let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
-    tracing::info!(worker = %id, "ready");
+    tracing::info!(worker = %member.id, "ready");
 
     let limits = BatchLimits {
         slots_max: usize::from(args.batch_slots_max),
         delay: Duration::from_millis(args.batch_delay_ms),
     };
     let parts = Parts {
-        bus: bus.clone(),
+        member: &member,
         engine: Arc::new(engine),
-        presence,
         counters,
         stop: shutdown.token.clone(),
     };
@@ -131,8 +117,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         .run(queue)
         .await;
     health.set_not_ready("stopping");
-    leave.cancel();
+    member.leave();
     shutdown.finish(args.shell.grace).await;
-    bus.close().await;
+    member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
 }

@@ -53,12 +53,13 @@ impl PriorEngine for NativeEngine {
         progress: watch::Sender<BatchProgress>,
         stop: CancellationToken,
     ) -> BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>> {
-        let device = self.device.clone();
+        // Called here and not in the future: the device starts while the driver still stores the last batch.
+        let call = self
+            .device
+            .call(move |model| run_isolated(model, &batch, &progress, &stop));
         Box::pin(async move {
-            let outcomes = device
-                .call(move |model| run_isolated(model, &batch, &progress, &stop))
-                .await;
-            outcomes.map_err(|error| EngineError::Gone(error.into()))?
+            call.await
+                .map_err(|error| EngineError::Gone(error.into()))?
         })
     }
 }

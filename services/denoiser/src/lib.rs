@@ -7,14 +7,12 @@
 mod paint;
 mod worker;
 
-use messaging::{Bus, BusConfig, Presence, WorkQueue};
+use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, LoadOptions, Painter};
-use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ShellArgs, Shutdown, exit::Failure,
     metrics::registry::Registry,
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::worker::{Counters, Worker};
 
@@ -51,7 +49,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health_address = health_address
         .await
         .map_err(|error| Failure::failed(&error))?;
-    tracing::info!(%health_address, model = %args.model.folder().display(), device = %args.model.device, "starting");
+    tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
     let Some(painter) = shutdown
@@ -64,58 +62,37 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     };
 
     health.set_not_ready("waiting for the message broker");
-    let config = BusConfig {
+    let joining = Joining {
         urls: args.bus.nats_urls,
-        prefix: args.bus.prefix.clone(),
-        role: Role::Denoiser,
+        prefix: args.bus.prefix,
+        queue: Queue::Denoise,
+        device: args.model.device,
+        health_address,
     };
-    let topology = Topology::new(&args.bus.prefix);
-    let connect = async {
-        let bus = Bus::connect(&config)
-            .await
-            .map_err(|error| Failure::failed(&error))?;
-        service::wait::until_ok("streams", &health, || bus.verify(&topology)).await;
-        let queue = WorkQueue::open(&bus, &topology.denoise_consumer, &shutdown.tracker).await;
-        Ok::<_, Failure>((bus, queue.map_err(|error| Failure::failed(&error))?))
+    let waiting = |error: &ProvisionError| {
+        let reason = service::exit::chain(error);
+        tracing::warn!(reason, "waiting for the streams");
+        health.set_not_ready(reason);
     };
-    let Some((bus, queue)) = shutdown
-        .token
-        .run_until_cancelled(connect)
-        .await
-        .transpose()?
-    else {
+    let join = Box::pin(Membership::join(joining, &shutdown.tracker, waiting));
+    let Some(joined) = shutdown.token.run_until_cancelled(join).await else {
         return Ok(());
     };
-
-    let id = WorkerId::generate(Role::Denoiser);
-    let first = WorkerPresence {
-        worker: id.clone(),
-        role: Role::Denoiser,
-        state: WorkerState::Idle,
-        device: args.model.device,
-        process: std::process::id(),
-        health_address: Some(health_address),
-        current: None,
-    };
-    // Its own token: the worker gives its message back first, then presence goes.
-    let leave = CancellationToken::new();
-    let presence = Presence::start(&bus, first, &shutdown.tracker, leave.clone());
+    let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
-    tracing::info!(worker = %id, "ready");
+    tracing::info!(worker = %member.id, "ready");
 
     let worker = Worker {
-        id,
-        bus: bus.clone(),
+        member: &member,
         painter,
-        presence,
         counters,
         stop: shutdown.token.clone(),
     };
     let outcome = worker.run(queue).await;
     health.set_not_ready("stopping");
-    leave.cancel();
+    member.leave();
     shutdown.finish(args.shell.grace).await;
-    bus.close().await;
+    member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
 }
 

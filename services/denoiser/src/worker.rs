@@ -1,13 +1,12 @@
-//! The worker's loop: take one, decide, paint, store, ack. The ack is the last step, here and nowhere else.
+//! The worker's loop: take one, decide, paint, store, ack. An ack is the last step and follows a stored result.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use messaging::{Bus, Delivery, Fence, Lease, Presence, PublishError, WorkQueue};
+use messaging::{Delivery, Fence, Lease, Membership, PublishError, WorkQueue};
 use model::Painter;
 use protocol::{
     CurrentWork, DenoiseJob, EncodedImage, ErrorCode, JobError, OutputId, OutputResult,
-    OutputTimings, Progress, Stage, Subject, UnixMillis, WorkerId, WorkerState, decode,
-    topology::in_time,
+    OutputTimings, Progress, Stage, Subject, UnixMillis, WorkerState, decode, topology::in_time,
 };
 use service::{
     DeviceThread, DeviceThreadDied,
@@ -62,11 +61,9 @@ impl Counters {
     }
 }
 
-pub(crate) struct Worker {
-    pub(crate) id: WorkerId,
-    pub(crate) bus: Bus,
+pub(crate) struct Worker<'a> {
+    pub(crate) member: &'a Membership,
     pub(crate) painter: DeviceThread<Painter>,
-    pub(crate) presence: Presence,
     pub(crate) counters: Counters,
     pub(crate) stop: CancellationToken,
 }
@@ -103,7 +100,7 @@ fn decide(job: &DenoiseJob, answered: bool, now: UnixMillis) -> Decision {
     Decision::Paint
 }
 
-impl Worker {
+impl Worker<'_> {
     /// Works until told to stop; an error means that the device is gone.
     pub(crate) async fn run(&self, mut queue: WorkQueue) -> Result<(), DeviceThreadDied> {
         let mut outcome = Ok(());
@@ -113,9 +110,9 @@ impl Worker {
             if outcome.is_err() {
                 break;
             }
-            self.presence.set(WorkerState::Idle, None);
+            self.member.presence.set(WorkerState::Idle, None);
         }
-        self.presence.set(WorkerState::Draining, None);
+        self.member.presence.set(WorkerState::Draining, None);
         queue.close().await;
         outcome
     }
@@ -142,12 +139,12 @@ impl Worker {
                 return self.refuse(unreadable(output, error), lease).await;
             }
             Err(error) => {
-                let error = JobError::new(ErrorCode::MessageInvalid, &service::exit::chain(&error));
+                let error = JobError::new(ErrorCode::MessageInvalid, &error.to_string());
                 return self.refuse(unreadable(output, error), lease).await;
             }
         };
         // A bus that does not answer says nothing about the output; the fence decides later.
-        let answered = self.bus.has_result(output).await.unwrap_or(false);
+        let answered = self.member.bus.has_result(output).await.unwrap_or(false);
         match decide(&job, answered, unix_millis()) {
             Decision::AlreadyAnswered => {
                 tracing::info!(%output, "already answered, acking");
@@ -174,7 +171,7 @@ impl Worker {
             ack_subject: lease.ack_subject(),
             since: started_at,
         };
-        self.presence.set(WorkerState::Busy, Some(current));
+        self.member.presence.set(WorkerState::Busy, Some(current));
 
         let steps = u32::from(job.denoise.steps());
         let (progress, watched) = watch::channel(Progress {
@@ -225,7 +222,7 @@ impl Worker {
     async fn report(&self, mut watched: watch::Receiver<Progress>) -> Infallible {
         while watched.changed().await.is_ok() {
             let progress = *watched.borrow_and_update();
-            self.bus.report_progress(&progress).await;
+            self.member.bus.report_progress(&progress).await;
         }
         std::future::pending().await
     }
@@ -258,7 +255,9 @@ impl Worker {
     /// Tries until the broker has a result for this output, or the worker is to stop.
     async fn store(&self, mut result: OutputResult) -> Option<Fence> {
         loop {
-            match self.bus.put_result(&result).await {
+            // When stopped in the middle, the result may be stored all the same: whoever gets the output next sees it.
+            let put = self.member.bus.put_result(&result);
+            match self.stop.run_until_cancelled(put).await? {
                 Ok(fence) => return Some(fence),
                 Err(error @ (PublishError::TooLarge { .. } | PublishError::Encode(_))) => {
                     result.outcome =
@@ -293,7 +292,7 @@ impl Worker {
                 denoise_finished_at: instants.denoised_at,
                 finished_at: unix_millis(),
             },
-            worker: Some(self.id.clone()),
+            worker: Some(self.member.id.clone()),
         }
     }
 }
@@ -320,5 +319,69 @@ fn unreadable(output: OutputId, error: JobError) -> OutputResult {
         usage: None,
         timings,
         worker: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::{
+        DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, PriorTokens, PriorUsage,
+        Seed,
+    };
+
+    use super::*;
+
+    const DEADLINE: UnixMillis = 1_000;
+
+    fn job(prior_columns: u16) -> DenoiseJob {
+        let ids = vec![0; usize::from(prior_columns)];
+        DenoiseJob {
+            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
+            prompt: "p".into(),
+            seed: Seed::new(7).expect("small"),
+            size: ImageSize::new(64, 32).expect("multiples of 32"),
+            format: ImageFormat::Png,
+            denoise: DenoiseParameters::new(4, 1.5).expect("in range"),
+            prior: PriorTokens::new(1, prior_columns, ids).expect("fills the grid"),
+            usage: PriorUsage {
+                prompt_tokens: 1,
+                generated_tokens: 1,
+            },
+            accepted_at: 0,
+            ar_started_at: 0,
+            ar_finished_at: 0,
+            deadline_at: DEADLINE,
+        }
+    }
+
+    fn refusal(decision: Decision) -> Option<ErrorCode> {
+        match decision {
+            Decision::Refuse(error) => Some(error.code),
+            Decision::Paint | Decision::AlreadyAnswered => None,
+        }
+    }
+
+    #[test]
+    fn an_output_in_time_and_unanswered_is_painted() {
+        assert_eq!(decide(&job(2), false, DEADLINE - 1), Decision::Paint);
+    }
+
+    #[test]
+    fn an_answered_output_is_only_acked_even_when_it_is_late() {
+        for now in [0, DEADLINE, DEADLINE + 1] {
+            assert_eq!(decide(&job(2), true, now), Decision::AlreadyAnswered);
+        }
+    }
+
+    #[test]
+    fn a_late_output_is_refused() {
+        let refused = refusal(decide(&job(2), false, DEADLINE));
+        assert_eq!(refused, Some(ErrorCode::DeadlineExceeded));
+    }
+
+    #[test]
+    fn a_grid_of_another_size_is_refused() {
+        let refused = refusal(decide(&job(3), false, 0));
+        assert_eq!(refused, Some(ErrorCode::PriorTokensInvalid));
     }
 }

@@ -98,6 +98,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
 
+    /// Numbers the models compute with, `f32` or `bf16` [default: theirs]
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
+
     /// Most outputs in one AR batch [default: the AR-batcher's]
     #[arg(long, value_name = "N")]
     pub ar_slots_max: Option<u16>,

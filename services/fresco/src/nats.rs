@@ -54,7 +54,7 @@ async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     connected.map_err(|_| {
         Failure::Failed(format!(
             "--nats-url {}: no NATS server answers there",
-            args.nats_urls.join(", ")
+            shown(&args.nats_urls)
         ))
     })?;
     Ok(bus)
@@ -82,4 +82,10 @@ fn tell(topology: &Topology, how: &str) {
     for bucket in [&topology.jobs, &topology.workers] {
         terminal::say(format_args!("bucket {} {how}", bucket.name));
     }
+}
+
+/// Broker URLs for people: without credentials.
+pub(crate) fn shown(urls: &[String]) -> String {
+    let urls = urls.iter().map(|url| service::without_credentials(url));
+    urls.collect::<Vec<_>>().join(", ")
 }

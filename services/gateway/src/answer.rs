@@ -226,6 +226,14 @@ impl<'a> JobAnswer<'a> {
         let completed_at = finished_at
             .filter(|_| matches!(status, Status::Completed | Status::Failed))
             .map(|at| at / 1_000);
+        // The first result to run out takes the whole answer with it.
+        let expires_at = completed_at.and_then(|_| {
+            let first = ended
+                .values()
+                .map(|ended| ended.timings.finished_at)
+                .min()?;
+            Some(first / 1_000 + RESULT_TTL.as_secs())
+        });
         let failed = ended
             .values()
             .find_map(|ended| ended.outcome.as_ref().err());
@@ -240,7 +248,7 @@ impl<'a> JobAnswer<'a> {
             created_at: record.accepted_at / 1_000,
             deadline_at: record.deadline_at / 1_000,
             completed_at,
-            expires_at: completed_at.map(|at| at + RESULT_TTL.as_secs()),
+            expires_at,
             size: record.size,
             output_format: record.format,
             outputs,

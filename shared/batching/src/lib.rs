@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use protocol::{ImageSize, JobId, OutputId};
+use protocol::{ImageSize, OutputId};
 
 /// The bounds of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +43,6 @@ pub struct Row {
 pub enum Event {
     /// A request's rows came in.
     Arrived(Vec<Row>),
-    /// A request went away: its waiting rows are not run. Those of a running batch are not affected.
-    Withdrawn(JobId),
     /// The running batch ended, well or not.
     Finished,
     /// Time went by: the instant of an earlier [`Action::WakeAt`] has come.
@@ -99,7 +97,6 @@ impl BatchFormer {
             Event::Arrived(rows) => self
                 .waiting
                 .extend(rows.into_iter().map(|row| Waiting { row, since: now })),
-            Event::Withdrawn(job) => self.waiting.retain(|waiting| waiting.row.output.job != job),
             Event::Finished => self.running = false,
             Event::Woken => {}
         }
@@ -142,7 +139,7 @@ impl BatchFormer {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use protocol::OutputIndex;
+    use protocol::{JobId, OutputIndex};
 
     use super::*;
 
@@ -238,18 +235,6 @@ mod tests {
         assert_eq!(former.apply(Event::Arrived(rows(2, 1, 64)), start), None);
         assert_eq!(
             former.apply(Event::Finished, start),
-            Some(Action::Run(rows(2, 1, 64)))
-        );
-    }
-
-    #[test]
-    fn a_withdrawn_request_is_not_run() {
-        let (mut former, start) = (former(4), Instant::now());
-        former.apply(Event::Arrived(rows(1, 2, 64)), start);
-        former.apply(Event::Arrived(rows(2, 1, 64)), start);
-        former.apply(Event::Withdrawn(JobId::from_u128(1)), start);
-        assert_eq!(
-            former.apply(Event::Woken, start + DELAY),
             Some(Action::Run(rows(2, 1, 64)))
         );
     }

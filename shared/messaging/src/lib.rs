@@ -14,6 +14,7 @@
 //! | `worker_loop`| the worker loop: pulls, holds, gives back                               |
 //! | `work_queue` | its owner's end: the next message, please                               |
 //! | `lease`      | a held message in the hands of its worker                               |
+//! | `membership` | a worker's place in a deployment                                        |
 //! | `results`    | results matched to those who wait for them                              |
 //! | `presence`   | the sign of life of a worker                                            |
 //! | `trace`      | trace context in headers                                                |
@@ -23,6 +24,7 @@ mod connection;
 mod error;
 mod inbox;
 mod lease;
+mod membership;
 mod presence;
 mod provision;
 mod publish;
@@ -37,8 +39,10 @@ pub use bus::{Bus, BusConfig};
 pub use connection::Connection;
 pub use error::{BusError, PublishError};
 pub use lease::Lease;
+pub use membership::{Joining, Membership, Queue};
 pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};
 pub use publish::Fence;
+pub use pull::HELD_MAX;
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
 pub use work_queue::{CLOSE_MAX, Delivery, WorkQueue};

@@ -64,7 +64,7 @@ async fn refresh(
             biased;
             () = shutdown.cancelled() => break,
             changed = changes.changed(), if settable => settable = changed.is_ok(),
-            // A restarted broker has forgotten the key.
+            // A restarted broker may have dropped the key meanwhile.
             changed = connection.changed() => if changed.is_err() { return },
             _ = period.tick() => {}
         }

@@ -16,6 +16,7 @@ use async_nats::{
     },
 };
 use bytes::Bytes;
+use protocol::limits::PAYLOAD_BYTES_MAX;
 use protocol::topology::{BucketSpec, ConsumerSpec, Retention, StreamSpec, Topology};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -103,6 +104,7 @@ impl Bus {
     }
 
     async fn conform(&self, topology: &Topology, policy: Policy) -> Result<(), ProvisionError> {
+        self.conform_server()?;
         for spec in [&topology.ar, &topology.denoise, &topology.results] {
             self.conform_stream(stream_config(spec), policy).await?;
         }
@@ -113,6 +115,26 @@ impl Bus {
             self.conform_consumer(spec, policy).await?;
         }
         Ok(())
+    }
+
+    /// The server's default of 1 MB would refuse the pictures after they were painted.
+    fn conform_server(&self) -> Result<(), ProvisionError> {
+        // Not connected yet: what is asked of the server next will say so.
+        let Some(server) = self.client().try_server_info() else {
+            return Ok(());
+        };
+        let found = server.max_payload;
+        if found >= PAYLOAD_BYTES_MAX {
+            return Ok(());
+        }
+        Err(ProvisionError::Differs {
+            name: "the server's configuration".into(),
+            differences: vec![Difference {
+                field: "max_payload".into(),
+                wanted: PAYLOAD_BYTES_MAX.to_string(),
+                found: found.to_string(),
+            }],
+        })
     }
 
     async fn conform_stream(
@@ -355,8 +377,8 @@ fn consumer_config(spec: &ConsumerSpec) -> consumer::Config {
         filter_subject: spec.filter.clone(),
         ack_policy: AckPolicy::Explicit,
         ack_wait: spec.ack_wait,
-        // Attempts are counted by the application: naks of busy workers count here too, and a message that
-        // exhausts its deliveries stays in the stream unseen.
+        // No limit: naks of busy workers count here too, and a message that exhausts its deliveries stays in the
+        // stream unseen. What ends a job that no worker survives is its deadline.
         max_deliver: -1,
         max_ack_pending: spec.ack_pending_max,
         max_waiting: spec.waiting_max,

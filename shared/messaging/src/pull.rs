@@ -34,8 +34,8 @@ const PULL_DELAY_MAX: Duration = Duration::from_millis(250);
 /// shorter than the work of a worker that went busy with something else.
 const UNTAKEN_MAX: Duration = Duration::from_secs(1);
 
-/// Most messages one queue holds at once: an AR batch of 64 slots in both hands, with room.
-pub(crate) const HELD_MAX: usize = 256;
+/// Most messages one queue holds at once: an AR batch of 128 requests on the engine and the next one waiting.
+pub const HELD_MAX: usize = 256;
 
 /// A message's place in its stream: the one name of it that stays through redeliveries.
 pub(crate) type Sequence = u64;

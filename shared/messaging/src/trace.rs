@@ -1,5 +1,5 @@
-//! Trace context in message headers: W3C `traceparent` and `tracestate`, and whatever else the process's
-//! propagator writes (baggage passes through). Which propagator that is, is the process's matter.
+//! Trace context in message headers: W3C `traceparent` and `tracestate`, or whatever else the process's
+//! propagator writes: which one that is, is the process's matter.
 
 use async_nats::HeaderMap;
 use opentelemetry::{

@@ -1,12 +1,12 @@
-//! Flags that every role has. This is the one file that names environment variables (through clap), so that the
-//! effective configuration is what `--help` shows and what the process prints at start.
+//! Flags that every role has. The environment is read by clap alone, so that the effective
+//! configuration is what `--help` shows and what the process logs at start.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
 use protocol::Prefix;
 
 /// Where the broker is and which deployment this process belongs to.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct BusArgs {
     /// NATS server to connect to; repeat it for each node of a cluster
     #[arg(
@@ -26,6 +26,30 @@ pub struct BusArgs {
         default_value = "fresco"
     )]
     pub prefix: Prefix,
+}
+
+/// Leaves the credentials in the URLs out.
+impl fmt::Debug for BusArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls = self.nats_urls.iter().map(|url| without_credentials(url));
+        f.debug_struct("BusArgs")
+            .field("nats_urls", &urls.collect::<Vec<_>>())
+            .field("prefix", &self.prefix.to_string())
+            .finish()
+    }
+}
+
+/// A URL to show to people: `nats://user:password@host` becomes `nats://host`.
+pub fn without_credentials(url: &str) -> String {
+    let (scheme, rest) = url
+        .split_once("://")
+        .map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    if scheme.is_empty() {
+        host.to_owned()
+    } else {
+        format!("{scheme}://{host}")
+    }
 }
 
 /// How log lines look.
@@ -68,4 +92,27 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| "not a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_not_shown() {
+        let shown = [
+            ("nats://host:4222", "nats://host:4222"),
+            ("nats://user:p@ss@host", "nats://host"),
+            ("token@host", "host"),
+            ("host", "host"),
+        ];
+        for (url, wanted) in shown {
+            assert_eq!(without_credentials(url), wanted);
+            let args = BusArgs {
+                nats_urls: vec![url.into()],
+                prefix: "fresco".parse().expect("allowed characters"),
+            };
+            assert!(!format!("{args:?}").contains('@'), "{args:?}");
+        }
+    }
 }

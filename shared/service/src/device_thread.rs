@@ -61,16 +61,21 @@ impl<E: 'static> DeviceThread<E> {
         Ok(outcome.map(|()| Self { calls }))
     }
 
-    /// Runs `work` on the thread and waits for what it returns. Dropping the future does not stop the work.
-    pub async fn call<R, F>(&self, work: F) -> Result<R, DeviceThreadDied>
+    /// Starts `work` on the thread, at once and not only when the future is polled, and waits for what it returns.
+    /// Dropping the future does not stop the work.
+    pub fn call<R, F>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<R, DeviceThreadDied>> + use<R, F, E>
     where
         R: Send + 'static,
         F: FnOnce(&mut E) -> R + Send + 'static,
     {
         let (done, outcome) = oneshot::channel();
         let call: Call<E> = Box::new(move |engine| drop(done.send(work(engine))));
-        self.calls.try_send(call).map_err(|_| DeviceThreadDied)?;
-        outcome.await.map_err(|_| DeviceThreadDied)
+        // A call that is not taken is dropped with its `done`: the same as a thread that died over it.
+        drop(self.calls.try_send(call));
+        async move { outcome.await.map_err(|_| DeviceThreadDied) }
     }
 }
 
@@ -102,6 +107,14 @@ mod tests {
             call(1).await.expect("alive"),
             (42, Some("test-device".into()))
         );
+    }
+
+    #[tokio::test]
+    async fn a_call_runs_although_nobody_waits_for_it() {
+        let device = started(0).await;
+        let (ran, seen) = oneshot::channel();
+        drop(device.call(move |_| ran.send(())));
+        assert!(seen.await.is_ok());
     }
 
     #[tokio::test]

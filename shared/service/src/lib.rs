@@ -9,9 +9,8 @@ pub mod health;
 mod model_args;
 mod shutdown;
 pub mod telemetry;
-pub mod wait;
 
-pub use args::{BusArgs, LogFormat, ShellArgs};
+pub use args::{BusArgs, LogFormat, ShellArgs, without_credentials};
 pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::Health;
 pub use model_args::ModelArgs;

@@ -57,6 +57,9 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     if let Some(device) = &args.device {
         model.extend(["--device".into(), device.into()]);
     }
+    if let Some(dtype) = &args.dtype {
+        model.extend(["--dtype".into(), dtype.into()]);
+    }
     let mut batcher = model.clone();
     if let Some(slots) = args.ar_slots_max {
         batcher.extend(["--batch-slots-max".into(), slots.to_string().into()]);
@@ -130,12 +133,16 @@ mod tests {
         let expected = [
             format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
             format!(
-                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --batch-slots-max 8 --batch-delay-ms 20"
+                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --batch-slots-max 8 --batch-delay-ms 20"
             ),
-            format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m --device cuda:1"),
+            format!(
+                "denoiser-0 = /bin/fresco-denoiser {common} --model /m --device cuda:1 --dtype bf16"
+            ),
         ];
         assert_eq!(
-            children("--prefix x --denoisers 1 --device cuda:1 --ar-slots-max 8 --ar-delay-ms 20"),
+            children(
+                "--prefix x --denoisers 1 --device cuda:1 --dtype bf16 --ar-slots-max 8 --ar-delay-ms 20"
+            ),
             expected
         );
     }

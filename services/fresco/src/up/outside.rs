@@ -18,7 +18,7 @@ use super::{
     ready::{self, Probe},
     supervisor::{Ending, Event},
 };
-use crate::{args::UpArgs, terminal};
+use crate::{args::UpArgs, nats::shown, terminal};
 
 /// A broker that someone else runs is there or is not.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ impl Outside {
         }
     }
 
-    /// Sets the streams up, after each connection anew: a broker's memory buckets end with it.
+    /// Sets the streams up, after each connection anew: somebody may have emptied the broker's store.
     async fn bring_up(&self) -> Result<(), Failure> {
         let config = BusConfig {
             urls: self.nats_urls.clone(),
@@ -66,7 +66,7 @@ impl Outside {
                 .await
                 .is_err()
         {
-            let urls = self.args.nats_urls.join(", ");
+            let urls = shown(&self.args.nats_urls);
             return Err(Failure::Unusable(format!(
                 "--nats-url {urls}: no NATS server answers there"
             )));
@@ -121,7 +121,7 @@ impl Outside {
         }
         terminal::say(format_args!(
             "Fresco is ready at {url} (message broker: {})",
-            self.nats_urls.join(", ")
+            shown(&self.nats_urls)
         ));
         terminal::say(format_args!(
             "  try it:  curl {url}/v1/images/generations -H 'content-type: application/json' -d '{{\"prompt\": \"a red fox\", \"size\": \"128x128\"}}'"

@@ -87,10 +87,8 @@ fn a_worker_that_dies_is_gone_after_its_time_to_live() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_broker_learns_of_its_workers_again() {
-    // A single server forgets a memory stream altogether when it restarts, so this needs a durable bucket.
-    let mut topology = Topology::new(&prefix());
-    topology.workers.durable = true;
-    let mut site = Site::with(topology).await;
+    // A single server forgets a memory stream altogether when it restarts: the bucket is on disk.
+    let mut site = Site::with(Topology::new(&prefix())).await;
     let id = WorkerId::generate(Role::Denoiser);
     let _presence = Presence::start(
         &site.bus,

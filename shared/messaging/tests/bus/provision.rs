@@ -44,6 +44,18 @@ async fn an_empty_broker_is_reported_by_the_first_missing_name() {
 }
 
 #[tokio::test]
+async fn a_broker_that_would_refuse_pictures_is_reported() {
+    let broker = Broker::start_with_small_payloads();
+    let bus = connect(&broker, Role::Operator).await;
+    let error = bus.provision(&Topology::new(&prefix())).await.unwrap_err();
+    let ProvisionError::Differs { differences, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(differences[0].field, "max_payload");
+    assert_eq!(differences[0].found, (1024 * 1024).to_string());
+}
+
+#[tokio::test]
 async fn a_stream_with_other_settings_is_reported_and_left_alone() {
     let mut other = Topology::new(&prefix());
     other.ar.messages_max = 7;

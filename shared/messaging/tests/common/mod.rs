@@ -38,7 +38,17 @@ pub struct Broker {
 impl Broker {
     /// On a free port, with an empty store.
     pub fn start() -> Self {
+        Self::start_with(CONFIG)
+    }
+
+    /// The same with a payload limit that is the server's own default.
+    pub fn start_with_small_payloads() -> Self {
+        Self::start_with(&CONFIG.replace("max_payload: 16MB", ""))
+    }
+
+    fn start_with(config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
+        std::fs::write(config_file(&dir), config).expect("the configuration can be written");
         let (child, port) = spawn(&dir, -1);
         Self { dir, port, child }
     }
@@ -109,14 +119,16 @@ fn server() -> PathBuf {
     server
 }
 
+fn config_file(dir: &TempDir) -> PathBuf {
+    dir.path().join("nats.conf")
+}
+
 /// Starts the server and waits for it to say that it is ready. Port -1 is any free one.
 fn spawn(dir: &TempDir, port: i32) -> (Child, u16) {
-    let config = dir.path().join("nats.conf");
-    std::fs::write(&config, CONFIG).expect("the configuration can be written");
     let mut child = Command::new(server())
         .args(["-a", "127.0.0.1", "-p", &port.to_string()])
         .arg("-c")
-        .arg(&config)
+        .arg(config_file(dir))
         .arg("-sd")
         .arg(dir.path().join("store"))
         .stdin(Stdio::null())

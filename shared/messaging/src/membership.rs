@@ -1,0 +1,107 @@
+//! A worker's place in a deployment: its connection, its queue and its sign of life.
+
+use std::{net::SocketAddr, time::Duration};
+
+use protocol::{Prefix, Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{Bus, BusConfig, Presence, ProvisionError, WorkQueue, error::BusError};
+
+/// Between two looks for the streams. A person waits for it at a first start, so it is short; a look costs the broker
+/// some milliseconds.
+const STREAMS_PERIOD: Duration = Duration::from_millis(250);
+
+/// The queue that a worker takes its work from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// Requests, for AR-batchers.
+    Ar,
+    /// Outputs, for denoisers.
+    Denoise,
+}
+
+/// Who joins.
+#[derive(Debug, Clone)]
+pub struct Joining {
+    /// URLs of the broker.
+    pub urls: Vec<String>,
+    /// The deployment.
+    pub prefix: Prefix,
+    /// What it does there.
+    pub queue: Queue,
+    /// The device it computes on.
+    pub device: String,
+    /// Where it answers probes.
+    pub health_address: SocketAddr,
+}
+
+/// A worker that takes part.
+#[derive(Debug)]
+pub struct Membership {
+    /// Its name.
+    pub id: WorkerId,
+    /// Its connection.
+    pub bus: Bus,
+    /// Its sign of life.
+    pub presence: Presence,
+    leaving: CancellationToken,
+}
+
+impl Membership {
+    /// Connects, waits for the streams, opens the queue and shows up as idle. `waiting` is told each new reason to
+    /// wait. Waits for ever: a broker that is not there yet, or streams that nobody has made, are no failure.
+    pub async fn join(
+        joining: Joining,
+        tracker: &TaskTracker,
+        waiting: impl Fn(&ProvisionError),
+    ) -> Result<(Self, WorkQueue), BusError> {
+        let topology = Topology::new(&joining.prefix);
+        let (role, spec) = match joining.queue {
+            Queue::Ar => (Role::ArBatcher, &topology.ar_consumer),
+            Queue::Denoise => (Role::Denoiser, &topology.denoise_consumer),
+        };
+        let config = BusConfig {
+            urls: joining.urls,
+            prefix: joining.prefix,
+            role,
+        };
+        let bus = Bus::connect(&config).await?;
+        let mut told = None;
+        while let Err(error) = bus.verify(&topology).await {
+            let reason = error.to_string();
+            if told.as_ref() != Some(&reason) {
+                waiting(&error);
+                told = Some(reason);
+            }
+            tokio::time::sleep(STREAMS_PERIOD).await;
+        }
+        let queue = WorkQueue::open(&bus, spec, tracker).await?;
+        let id = WorkerId::generate(role);
+        let first = WorkerPresence {
+            worker: id.clone(),
+            role,
+            state: WorkerState::Idle,
+            device: joining.device,
+            process: std::process::id(),
+            health_address: Some(joining.health_address),
+            current: None,
+        };
+        // A token of its own: a worker gives its messages back first and goes out of sight then.
+        let leaving = CancellationToken::new();
+        let presence = Presence::start(&bus, first, tracker, leaving.clone());
+        Ok((
+            Self {
+                id,
+                bus,
+                presence,
+                leaving,
+            },
+            queue,
+        ))
+    }
+
+    /// Goes out of sight; [`Bus::close`] follows when the tracker's tasks have ended.
+    pub fn leave(&self) {
+        self.leaving.cancel();
+    }
+}
