@@ -12,7 +12,7 @@ use std::{
 
 use futures::future::join_all;
 use messaging::{Bus, BusError, Fence, JobWatch, ProgressByOutput, Results, WATCHES_MAX};
-use protocol::{ErrorCode, JobId, JobRecord, OutputIndex, OutputResult};
+use protocol::{ErrorCode, JobError, JobId, JobRecord, OutputIndex, OutputResult};
 use service::clock::unix_millis;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
@@ -203,25 +203,23 @@ impl Jobs {
         }
     }
 
-    /// Ends `output`, unless it has a result already. Returns the result it has in the end.
+    /// Ends `output`, unless it has a result already. Returns the result it has in the end; while that is not known,
+    /// because the broker does not answer, it says so instead of guessing: it may be a picture.
     pub(crate) async fn end_late(&self, record: &JobRecord, index: OutputIndex) -> OutputResult {
-        let late = too_late(record, index, unix_millis());
-        match self.bus.put_result(&late).await {
-            Ok(Fence::First) => {}
+        let mut late = too_late(record, index, unix_millis());
+        let unknown = match self.bus.put_result(&late).await {
+            Ok(Fence::First) => return late,
             Ok(Fence::Taken) => match self.bus.result(late.output).await {
                 Ok(Some(result)) => return result,
-                Ok(None) => {
-                    tracing::warn!(output = %late.output, "result ran out while it was asked for")
-                }
-                Err(error) => tracing::warn!(
-                    error = service::exit::chain(&error),
-                    "result cannot be read"
-                ),
+                Ok(None) => "not to be found".to_owned(),
+                Err(error) => service::exit::chain(&error),
             },
-            Err(error) => {
-                tracing::warn!(error = service::exit::chain(&error), output = %late.output, "deadline was not stored");
-            }
-        }
+            Err(error) => service::exit::chain(&error),
+        };
+        tracing::warn!(error = unknown, output = %late.output, "the end of a late output is not known");
+        let text =
+            "the deadline passed, and how the output ended is not known yet: ask for the job again";
+        late.outcome = Err(JobError::new(ErrorCode::BusUnavailable, text));
         late
     }
 
