@@ -25,7 +25,7 @@ fn cases() -> Vec<(Value, &'static str, &'static str)> {
             "prompt",
         ),
         (
-            with("prompt", json!("p".repeat(8_193))),
+            with("prompt", json!("p".repeat(4_097))),
             "invalid_parameter",
             "prompt",
         ),

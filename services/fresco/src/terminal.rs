@@ -1,13 +1,15 @@
 //! What a person reads: results on stdout, everything about their making on stderr. The only module that prints.
+//!
+//! Nobody reading is no failure: `fresco up | head -1` must not take a fleet down.
+
+use std::io::{self, Write};
 
 /// A line of the result.
-#[expect(clippy::print_stdout, reason = "the one place that writes results")]
 pub(crate) fn say(line: impl std::fmt::Display) {
-    println!("{line}");
+    writeln!(io::stdout(), "{line}").ok();
 }
 
 /// A line about what is going on.
-#[expect(clippy::print_stderr, reason = "the one place that writes notices")]
 pub(crate) fn note(line: impl std::fmt::Display) {
-    eprintln!("fresco: {line}");
+    writeln!(io::stderr(), "fresco: {line}").ok();
 }

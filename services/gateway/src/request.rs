@@ -8,7 +8,7 @@ use std::fmt;
 
 use protocol::{
     DenoiseParameters, ErrorCode, ImageFormat, ImageSize, OutputIndex, ParameterError, Seed,
-    limits::{OUTPUTS_PER_JOB_MAX, PROMPT_CHARS_MAX, PROMPT_RESERVED_TEXTS, SEED_MAX},
+    limits::{OUTPUTS_PER_JOB_MAX, PROMPT_BYTES_MAX, PROMPT_RESERVED_TEXTS, SEED_MAX},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -57,10 +57,9 @@ impl Prompt {
         if text.trim().is_empty() {
             return refuse("prompt must not be blank");
         }
-        // Bytes are at least as many as characters: most prompts need no count.
-        if text.len() > PROMPT_CHARS_MAX && text.chars().count() > PROMPT_CHARS_MAX {
+        if text.len() > PROMPT_BYTES_MAX {
             return refuse(&format!(
-                "prompt must be at most {PROMPT_CHARS_MAX} characters long"
+                "prompt must be at most {PROMPT_BYTES_MAX} bytes of UTF-8 long"
             ));
         }
         if text.contains('\0') {

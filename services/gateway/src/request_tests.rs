@@ -101,7 +101,7 @@ fn a_bad_field_is_refused_by_its_name() {
 
 #[test]
 fn a_bad_prompt_is_refused_by_its_name() {
-    let long = format!(r#""{}""#, "é".repeat(PROMPT_CHARS_MAX + 1));
+    let long = format!(r#""{}""#, "p".repeat(PROMPT_BYTES_MAX + 1));
     let values = [
         r#""""#,
         r#"" \t\n ""#,
@@ -127,7 +127,7 @@ fn a_bad_prompt_is_refused_by_its_name() {
         refusal(b"{}"),
         (ErrorCode::InvalidParameter, Some("prompt".into()))
     );
-    let longest = format!(r#"{{"prompt":"{}"}}"#, "é".repeat(PROMPT_CHARS_MAX));
+    let longest = format!(r#"{{"prompt":"{}"}}"#, "é".repeat(PROMPT_BYTES_MAX / 2));
     assert!(parse(&longest).is_ok());
 }
 

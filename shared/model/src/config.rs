@@ -9,10 +9,15 @@ use crate::error::{ModelError, Result};
 
 /// Reads a JSON file; an unknown field is no error (the files hold many that nothing here needs).
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(|source| ModelError::Io {
+    let failed = |source| ModelError::Io {
         path: path.to_owned(),
         source,
-    })?;
+    };
+    // Reading a pipe would wait for its writer for ever.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("not a regular file")));
+    }
+    let text = std::fs::read(path).map_err(failed)?;
     serde_json::from_slice(&text).map_err(|source| ModelError::Json {
         path: path.to_owned(),
         source,

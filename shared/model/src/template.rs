@@ -47,7 +47,22 @@ impl ChatTemplate {
         let named_tokens = named_tokens(tokenizer_config)
             .map(|(name, token)| (name.to_owned(), token.to_owned()))
             .collect();
-        Self::compile(path, source, named_tokens)
+        let template = Self::compile(path, source, named_tokens)?;
+        template.refuse_unless_faithful()?;
+        Ok(template)
+    }
+
+    /// A template that drops the prompt would serve the same picture for every prompt.
+    fn refuse_unless_faithful(&self) -> Result<()> {
+        const SENTINEL: &str = "a prompt, 1234";
+        let found = self.render(SENTINEL)?.matches(SENTINEL).count();
+        if found == 1 {
+            return Ok(());
+        }
+        Err(ModelError::Template {
+            path: self.path.clone(),
+            problem: format!("renders a prompt {found} times, not once"),
+        })
     }
 
     fn compile(

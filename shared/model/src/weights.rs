@@ -226,6 +226,11 @@ fn open_sharded(dir: &Path, index: &Path) -> Result<(Vec<Shard>, BTreeMap<String
     let mut number_of: BTreeMap<String, usize> = BTreeMap::new();
     let mut shard_of = BTreeMap::new();
     for (key, name) in weight_map {
+        // A name with a folder in it could lead anywhere on the machine.
+        if Path::new(&name).file_name() != Some(name.as_ref()) {
+            let problem = format!("puts key {key} into {name:?}, which is no file name");
+            return Err(ModelError::config(index, "weight_map", problem));
+        }
         let file = dir.join(&name);
         let number = match number_of.get(&name) {
             Some(number) => *number,

@@ -5,9 +5,10 @@ use std::time::Duration;
 /// Most outputs one request may ask for (`n` of the OpenAI Images API).
 pub const OUTPUTS_PER_JOB_MAX: u8 = 10;
 
-/// Longest prompt, in characters. OpenAI allows 32,000; the glyph encoder reads 2,048 bytes and the published AR
-/// model was trained on far shorter captions, so 8,192 leaves room without letting one prompt fill the KV cache.
-pub const PROMPT_CHARS_MAX: usize = 8_192;
+/// Longest prompt, in bytes of UTF-8, because bytes bound what the models read: at most one token each, in the AR
+/// model's prefill and in the glyph encoder, which looks at 2,048 of them per quoted text anyway. DALL-E 3 allowed
+/// 4,000 characters; at 8,192 characters of four bytes one prefill blocked the AR stage of a laptop for a minute.
+pub const PROMPT_BYTES_MAX: usize = 4_096;
 
 /// Texts that a prompt may not hold: they would reach the AR model as control tokens, which shift its positions or
 /// end its grid (the reference implementation crashes on `<|image|>`).

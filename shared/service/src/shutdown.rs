@@ -16,18 +16,20 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Cancels the token at the first SIGTERM or SIGINT.
+    /// Cancels the token at the first SIGTERM, SIGINT or SIGHUP (the terminal is gone).
     pub fn on_signals() -> std::io::Result<Self> {
         let shutdown = Self::default();
         let (mut terminate, mut interrupt) = (
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
         );
+        let mut hangup = signal(SignalKind::hangup())?;
         let token = shutdown.token.clone();
         shutdown.tracker.spawn(async move {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
+                _ = hangup.recv() => "SIGHUP",
                 () = token.cancelled() => return,
             };
             tracing::info!(signal = name, "stopping");

@@ -231,11 +231,14 @@ fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<impl Future<Output
         signal(SignalKind::terminate())?,
         signal(SignalKind::interrupt())?,
     );
+    // The terminal is gone.
+    let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
                 () = events.closed() => return,
             }
             terminal::note("stopping");

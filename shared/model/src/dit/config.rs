@@ -26,6 +26,9 @@ pub(crate) struct DitConfig {
     pub(crate) codebook_size: i64,
 }
 
+/// Far above any model, far below where products of two sizes overflow.
+const SIZE_MAX: i64 = 1 << 20;
+
 impl DitConfig {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let config: Self = read_part_config(path, "_class_name", "GlmImageTransformer2DModel")?;
@@ -48,8 +51,9 @@ impl DitConfig {
             ("condition_dim", config.condition_dim, 2),
         ];
         for (key, size, multiple) in sizes {
-            if size <= 0 || size.rem_euclid(multiple) != 0 {
-                return refuse(key, size, &format!("a positive multiple of {multiple}"));
+            if size <= 0 || size > SIZE_MAX || size.rem_euclid(multiple) != 0 {
+                let need = format!("a positive multiple of {multiple} up to {SIZE_MAX}");
+                return refuse(key, size, &need);
             }
         }
         if config.out_channels != config.in_channels {

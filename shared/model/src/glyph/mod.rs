@@ -84,7 +84,13 @@ impl GlyphEncoder {
     }
 
     fn encode_texts(&self, texts: &[&str]) -> Result<Tensor> {
-        let batch = TokenBatch::new(texts, &self.tokenizer);
+        let batches = TokenBatch::of(token_rows(texts, &self.tokenizer));
+        let parts = batches.iter().map(|batch| self.encode_batch(batch));
+        // (1, sum of lengths, width)
+        Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>>>()?, 1)?)
+    }
+
+    fn encode_batch(&self, batch: &TokenBatch) -> Result<Tensor> {
         let size = [batch.rows, batch.row_len];
         // (texts, longest)
         let ids = Tensor::f_from_slice(&batch.ids)?.f_reshape(size)?;
@@ -106,6 +112,26 @@ impl GlyphEncoder {
     }
 }
 
+/// Largest batch of texts, in attention scores of one head: texts x longest². The one longest text there can be has
+/// 2048² of them, 100 MB over the published six heads; a hundred short texts beside a long one would have a hundred
+/// times that.
+const BATCH_SCORES_MAX: usize = 2048 * 2048;
+
+/// The token ids of each text.
+fn token_rows(texts: &[&str], tokenizer: &Byt5Tokenizer) -> Vec<Vec<i64>> {
+    // A quirk of the reference: an even number of texts gets one pad in front of each, and those pads count
+    // as text. (It means to make lengths even, but takes the number of texts for the length.)
+    let front = if texts.len().is_multiple_of(2) {
+        &[PAD_ID][..]
+    } else {
+        &[]
+    };
+    texts
+        .iter()
+        .map(|text| [front, &tokenizer.ids(text)].concat())
+        .collect()
+}
+
 /// Ids of several texts, right-padded to the longest.
 #[derive(Debug, PartialEq)]
 struct TokenBatch {
@@ -117,18 +143,18 @@ struct TokenBatch {
 }
 
 impl TokenBatch {
-    fn new(texts: &[&str], tokenizer: &Byt5Tokenizer) -> Self {
-        // A quirk of the reference: an even number of texts gets one pad in front of each, and those pads count
-        // as text. (It means to make lengths even, but takes the number of texts for the length.)
-        let front = if texts.len().is_multiple_of(2) {
-            &[PAD_ID][..]
+    /// All rows in one batch, as the reference has them, or each alone where that batch would be too large. A row is
+    /// masked from its padding, so it comes out the same to the last bits.
+    fn of(rows: Vec<Vec<i64>>) -> Vec<Self> {
+        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+        if rows.len() * longest * longest <= BATCH_SCORES_MAX {
+            vec![Self::new(rows)]
         } else {
-            &[]
-        };
-        let rows: Vec<Vec<i64>> = texts
-            .iter()
-            .map(|text| [front, &tokenizer.ids(text)].concat())
-            .collect();
+            rows.into_iter().map(|row| Self::new(vec![row])).collect()
+        }
+    }
+
+    fn new(rows: Vec<Vec<i64>>) -> Self {
         let row_len = rows.iter().map(Vec::len).max().unwrap_or(0);
         let mut batch = Self {
             rows: rows.len() as i64,
@@ -187,7 +213,7 @@ mod tests {
                 .map(|text| encoder.tokenizer.ids(text))
                 .collect();
             assert_eq!(token_ids, row.token_ids, "{}", row.prompt);
-            let batch = TokenBatch::new(&texts, &encoder.tokenizer);
+            let batch = TokenBatch::new(token_rows(&texts, &encoder.tokenizer));
             assert_eq!(batch.rows, row.input_ids.len() as i64, "{}", row.prompt);
             assert_eq!(batch.ids, row.input_ids.concat(), "{}", row.prompt);
             let mask: Vec<i64> = batch.mask.iter().map(|kept| i64::from(*kept)).collect();
@@ -210,6 +236,27 @@ mod tests {
             let expected = embeds.get(&format!("prompt_embeds.{index}"));
             assert_close(&row.prompt, &found, expected, LATENTS_ATOL);
         }
+    }
+
+    #[test]
+    fn many_texts_beside_a_long_one_are_encoded_alone_and_equal() {
+        let encoder = encoder();
+        let (long, short) = (
+            "a".repeat(300),
+            ["b"; 60].map(|text| format!("'{text}'")).join(" "),
+        );
+        let rows = token_rows(
+            &texts::glyph_texts(&format!("'{long}' {short}")),
+            &encoder.tokenizer,
+        );
+        let alone = TokenBatch::of(rows.clone());
+        assert_eq!(alone.len(), 61);
+        let alone: Vec<_> = alone
+            .iter()
+            .map(|batch| encoder.encode_batch(batch).unwrap())
+            .collect();
+        let together = encoder.encode_batch(&TokenBatch::new(rows)).unwrap();
+        assert_close("alone", &Tensor::cat(&alone, 1), &together, LATENTS_ATOL);
     }
 
     #[test]
