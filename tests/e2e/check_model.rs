@@ -62,7 +62,12 @@ fn a_good_checkpoint_is_reported_part_by_part() {
             String::from_utf8_lossy(&output.stderr)
         );
         for part in parts {
-            assert!(report.contains(part), "{program}: {report}");
+            let line = report.lines().find(|line| line.starts_with(part));
+            let line = line.unwrap_or_else(|| panic!("{program}: no {part} in {report}"));
+            assert!(
+                line.contains("parameters") && line.contains("bytes"),
+                "{line}"
+            );
         }
         assert!(report.contains("total"), "{program}: {report}");
     }
@@ -94,8 +99,13 @@ fn replace(part: &Path, from: &str, to: &str) -> PathBuf {
 
 const BREAKS: [Break; 5] = [
     ("a renamed key", |part| {
-        let file = replace(part, "conv_out.bias", "conv_out.bixs");
-        vec![name(&file), "conv_out.bi".into()]
+        let (from, to) = match name(part).as_str() {
+            "vae" => ("conv_out.bias", "conv_out.bixs"),
+            _ => ("language_model.norm.weight", "language_model.norm.weighx"),
+        };
+        let file = replace(part, from, to);
+        // The key that is missing or the one that is too many, whichever is met first.
+        vec![name(&file), from[..from.len() - 2].into()]
     }),
     ("a truncated shard", |part| {
         let file = files(part, ".safetensors").remove(0);
@@ -113,7 +123,7 @@ const BREAKS: [Break; 5] = [
         let text = fs::read_to_string(&config).unwrap();
         let text = text
             .replace("AutoencoderKL", "AutoencoderTiny")
-            .replace("GlmImageTransformer2DModel", "FluxModel");
+            .replace("\"glm_image\"", "\"qwen_image\"");
         fs::write(&config, text).unwrap();
         vec!["config.json".into()]
     }),
@@ -125,26 +135,38 @@ const BREAKS: [Break; 5] = [
 
 #[test]
 fn a_broken_checkpoint_is_one_line_that_names_it() {
-    for (what, break_it) in BREAKS {
-        let copy = copy();
-        let part = copy.path().join("vae");
-        let names = break_it(&part);
-        let model = copy.path().to_str().unwrap();
-        for flags in [["--check-model", model], ["--model", model]] {
-            let output = run("fresco-denoiser", &flags);
-            let errors = String::from_utf8(output.stderr).unwrap();
-            let last = errors.lines().last().unwrap_or_default();
-            assert_eq!(output.status.code(), Some(2), "{what} {flags:?}: {errors}");
-            for name in &names {
-                assert!(
-                    last.contains(name.as_str()),
-                    "{what} {flags:?}: {last} does not name {name}"
+    for (program, part) in [
+        ("fresco-denoiser", "vae"),
+        ("fresco-ar-batcher", "vision_language_encoder"),
+    ] {
+        for (what, break_it) in BREAKS {
+            let copy = copy();
+            let names = break_it(&copy.path().join(part));
+            let model = copy.path().to_str().unwrap();
+            for flags in [["--check-model", model], ["--model", model]] {
+                refused(
+                    run(program, &flags),
+                    &names,
+                    &format!("{what} {program} {flags:?}"),
                 );
             }
-            if flags[0] == "--check-model" {
-                assert_eq!(errors.lines().count(), 1, "{what}: {errors}");
-            }
         }
+    }
+}
+
+/// Exit code 2, and a last line that has all `names`; the only line where nothing was to be started.
+fn refused(output: Output, names: &[String], what: &str) {
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{what}: {errors}");
+    let last = errors.lines().last().unwrap_or_default();
+    for name in names {
+        assert!(
+            last.contains(name.as_str()),
+            "{what}: {last} does not name {name}"
+        );
+    }
+    if what.contains("--check-model") {
+        assert_eq!(errors.lines().count(), 1, "{what}: {errors}");
     }
 }
 
