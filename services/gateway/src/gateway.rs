@@ -3,9 +3,14 @@
 use messaging::{Bus, BusError};
 use protocol::ErrorCode;
 use service::{Health, exit::chain, health::Readiness};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{address::Address, jobs::Jobs, reply::ApiError};
+
+/// Answers with pictures in them that are put together at once. Each has at most ten pictures of 16 MB and their
+/// base64 in memory; the others wait with nothing but the pictures' numbers.
+pub(crate) const PICTURE_ANSWERS_MAX: usize = 4;
 
 /// Shared by all requests; changes only inside its parts.
 #[derive(Debug)]
@@ -16,6 +21,8 @@ pub(crate) struct Gateway {
     pub(crate) address: Address,
     /// Cancelled when the grace period is nearly over: who still waits is answered that the job goes on.
     pub(crate) answers_due: CancellationToken,
+    /// [`PICTURE_ANSWERS_MAX`] permits.
+    pub(crate) picture_answers: Semaphore,
 }
 
 impl Gateway {

@@ -36,14 +36,18 @@ use protocol::Role;
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
-    sync::oneshot,
+    sync::{Semaphore, oneshot},
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
 pub use address::PublicUrl;
 pub use config::Config;
-use {address::Address, gateway::Gateway, jobs::Jobs};
+use {
+    address::Address,
+    gateway::{Gateway, PICTURE_ANSWERS_MAX},
+    jobs::Jobs,
+};
 
 /// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
 const ANSWERS_DUE: f64 = 0.75;
@@ -119,6 +123,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
             bound: address,
         },
         answers_due: answers_due.clone(),
+        picture_answers: Semaphore::new(PICTURE_ANSWERS_MAX),
     };
     let served = serve(&Arc::new(gateway), listener, &shutdown);
     if let Some(file) = listen_file {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Buf;
 use futures::Stream;
 use messaging::ProgressByOutput;
-use protocol::{ErrorCode, JobRecord, OutputId, OutputIndex, OutputResult, limits::RESULT_TTL};
+use protocol::{ErrorCode, JobRecord, OutputId, OutputResult, limits::RESULT_TTL};
 use service::clock::unix_millis;
 use warp::{
     Filter,
@@ -123,7 +123,6 @@ async fn wait(
 ) -> Result<Response, ApiError> {
     let record = accepted.record;
     let mut ended = EndedByOutput::new();
-    let mut pictures = BTreeMap::new();
     while ended.len() < record.outputs.len() {
         let result = tokio::select! {
             result = accepted.results.recv() => result,
@@ -134,8 +133,11 @@ async fn wait(
                 "the gateway is stopping; the job goes on and another gateway can tell of it";
             return Err(ApiError::new(ErrorCode::NotReady, text).of_job(record.job));
         };
-        take(result, format, &mut ended, &mut pictures)
-            .map_err(|error| error.of_job(record.job))?;
+        // Its picture is dropped here: a waiting request holds none.
+        ended.insert(result.output.index, Ended::from(&result));
+        result
+            .outcome
+            .map_err(|error| ApiError::from(error).of_job(record.job))?;
     }
     let job = record.job;
     let response = match format {
@@ -144,34 +146,34 @@ async fn wait(
             &ended,
             Pictures::Addresses(&base),
         )?),
-        ResponseFormat::Base64 => {
-            // Megabytes of text: milliseconds that the other requests do not wait for.
-            let render = move || {
-                ImagesAnswer::new(&record, &ended, Pictures::Bytes(&pictures)).map(|body| ok(&body))
-            };
-            let rendered = tokio::task::spawn_blocking(render).await;
-            rendered.map_err(|_| {
-                ApiError::new(ErrorCode::Internal, "the answer cannot be written").of_job(job)
-            })??
-        }
+        ResponseFormat::Base64 => with_pictures(gateway, record, ended)
+            .await
+            .map_err(|error| error.of_job(job))?,
     };
     Ok(with_request_id(response, job))
 }
 
-/// Keeps of a result what its answer needs.
-fn take(
-    result: OutputResult,
-    format: ResponseFormat,
-    ended: &mut EndedByOutput,
-    pictures: &mut BTreeMap<OutputIndex, Vec<u8>>,
-) -> Result<(), ApiError> {
-    let index = result.output.index;
-    ended.insert(index, Ended::from(&result));
-    let picture = result.outcome?;
-    if format == ResponseFormat::Base64 {
-        pictures.insert(index, picture.bytes);
+/// The answer with the pictures in it, read back from where they are stored.
+async fn with_pictures(
+    gateway: &Gateway,
+    record: Arc<JobRecord>,
+    ended: EndedByOutput,
+) -> Result<Response, ApiError> {
+    let internal = |text| ApiError::new(ErrorCode::Internal, text);
+    let permit = gateway.picture_answers.acquire().await;
+    let _permit = permit.map_err(|_| internal("the gateway is stopping"))?;
+    let mut pictures = BTreeMap::new();
+    for output in &record.outputs {
+        let stored = gateway.bus.result(record.job.output(output.index)).await?;
+        let stored = stored.ok_or_else(|| internal("a stored picture is gone"))?;
+        pictures.insert(output.index, stored.outcome?.bytes);
     }
-    Ok(())
+    // Megabytes of text: milliseconds that the other requests do not wait for.
+    let render = move || {
+        ImagesAnswer::new(&record, &ended, Pictures::Bytes(&pictures)).map(|body| ok(&body))
+    };
+    let rendered = tokio::task::spawn_blocking(render).await;
+    rendered.map_err(|_| internal("the answer cannot be written"))?
 }
 
 async fn content(gateway: &Gateway, id: &str, headers: &HeaderMap) -> Result<Response, ApiError> {
