@@ -25,7 +25,7 @@ pub struct Config {
     #[arg(long, value_name = "FILE")]
     pub listen_file: Option<PathBuf>,
 
-    /// Start of the picture addresses in answers, for example https://images.example.com; by default what the client called
+    /// Start of the picture addresses in answers, for example `https://images.example.com`; by default what the client called
     #[arg(long, value_name = "URL")]
     pub public_url: Option<PublicUrl>,
 

@@ -77,7 +77,7 @@ impl Show {
     }
 }
 
-/// What is being done for `output`, in the words of [`line`].
+/// What is being done for `output`, in the words of [`line()`].
 fn state(output: &Output) -> &'static str {
     match (output.status, output.stage) {
         (Status::Queued, _) | (Status::InProgress, None) => "queued",
