@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use integration::{
     fleet::{Fleet, Size},
-    http,
+    http::{self, Answer},
 };
 use nix::sys::signal::Signal;
 use protocol::Role;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// Long enough to be met in the middle: some seconds of denoising with the tiny model.
 fn long_request() -> Value {
@@ -17,6 +18,12 @@ fn long_request() -> Value {
 
 /// Short, so that a lost worker does not cost the test 15 s; long beside the progress period of a loaded machine.
 const ACK_WAIT: Duration = Duration::from_secs(3);
+
+/// The request, asked by a client that waits beside the test.
+fn in_background(fleet: &Fleet, request: Value) -> JoinSet<Answer> {
+    let gateway = fleet.gateway.clone();
+    JoinSet::from_iter([async move { http::generate(&gateway, &request).await }])
+}
 
 #[derive(Clone, Copy)]
 enum Loss {
@@ -31,10 +38,7 @@ async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
         ack_wait: ACK_WAIT,
     })
     .await;
-    let gateway = fleet.gateway.clone();
-    let job = tokio::task::JoinSet::from_iter([async move {
-        http::generate(&gateway, &long_request()).await
-    }]);
+    let job = in_background(&fleet, long_request());
     let (worker, output) = fleet.until_painting().await;
 
     let lost = Instant::now();
@@ -96,10 +100,7 @@ async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards() {
         ack_wait: ACK_WAIT,
     })
     .await;
-    let gateway = fleet.gateway.clone();
-    let job = tokio::task::JoinSet::from_iter([async move {
-        http::generate(&gateway, &long_request()).await
-    }]);
+    let job = in_background(&fleet, long_request());
     let (worker, _) = fleet.until_painting().await;
     fleet.denoisers[worker].signal(Signal::SIGSTOP);
     let answer = job.join_all().await.remove(0);
@@ -124,10 +125,7 @@ async fn a_lost_ar_batchers_request_is_run_by_another() {
             ack_wait: ACK_WAIT,
         })
         .await;
-        let gateway = fleet.gateway.clone();
-        let job = tokio::task::JoinSet::from_iter([async move {
-            http::generate(&gateway, &wide_request()).await
-        }]);
+        let job = in_background(&fleet, wide_request());
         fleet.until_ar_runs().await;
         fleet.ar_batcher.signal(signal);
         let status = fleet.ar_batcher.end(Duration::from_secs(5)).await;
@@ -149,9 +147,7 @@ async fn the_ar_stage_works_on_while_a_denoiser_paints() {
         ..Size::default()
     })
     .await;
-    let (long, gateway) = (long_request(), fleet.gateway.clone());
-    let first =
-        tokio::task::JoinSet::from_iter([async move { http::generate(&gateway, &long).await }]);
+    let first = in_background(&fleet, long_request());
     fleet.until_painting().await;
     let mut second = long_request();
     second["num_inference_steps"] = json!(1);

@@ -2,8 +2,8 @@
 
 use messaging::{Bus, Delivery, Lease};
 use protocol::{
-    ArJob, ErrorCode, JobError, JobId, OutputIndex, PriorityClass, Subject, decode,
-    topology::in_time,
+    ArJob, ErrorCode, JobError, JobId, OutputIndex, OutputRequest, PriorityClass, Subject,
+    UnixMillis, decode, topology::in_time,
 };
 use service::clock::unix_millis;
 
@@ -38,15 +38,7 @@ pub(crate) async fn admit(bus: &Bus, delivery: Delivery) -> Option<(JobId, Held)
             ErrorCode::DeadlineExceeded,
             "the deadline passed before the AR stage was free",
         );
-        for output in &job.outputs {
-            let result = settle::failure(
-                id.output(output.index),
-                Some(output.seed),
-                job.accepted_at,
-                error.clone(),
-            );
-            settle::answer(bus, &result).await;
-        }
+        end_all(bus, id, &job.outputs, job.accepted_at, &error).await;
         lease.ack().await;
         return None;
     }
@@ -79,16 +71,7 @@ async fn refuse_unreadable<T>(bus: &Bus, id: JobId, error: JobError, lease: Leas
     tracing::error!(job = %id, %error, "AR message cannot be read");
     match bus.job(id).await {
         Ok(Some(record)) => {
-            for output in &record.outputs {
-                let output_id = id.output(output.index);
-                let result = settle::failure(
-                    output_id,
-                    Some(output.seed),
-                    record.accepted_at,
-                    error.clone(),
-                );
-                settle::answer(bus, &result).await;
-            }
+            end_all(bus, id, &record.outputs, record.accepted_at, &error).await;
             lease.term("unreadable");
         }
         Ok(None) => lease.term("unreadable, and no record of it"),
@@ -96,4 +79,18 @@ async fn refuse_unreadable<T>(bus: &Bus, id: JobId, error: JobError, lease: Leas
         Err(_) => lease.nak(Some(settle::STORE_PAUSE)),
     }
     None
+}
+
+/// Ends each of a request's outputs with `error`.
+async fn end_all(
+    bus: &Bus,
+    job: JobId,
+    outputs: &[OutputRequest],
+    accepted_at: UnixMillis,
+    error: &JobError,
+) {
+    for OutputRequest { index, seed } in outputs {
+        let result = settle::failure(job.output(*index), Some(*seed), accepted_at, error.clone());
+        settle::answer(bus, &result).await;
+    }
 }

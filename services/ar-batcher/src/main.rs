@@ -1,8 +1,8 @@
-//! `fresco-ar-batcher`: arguments, telemetry, run, shutdown.
+//! `fresco-ar-batcher`: arguments, check or run.
 
 use ar_batcher::Args;
 use clap::Parser;
-use service::{Shutdown, exit, exit::Failure, telemetry};
+use service::{exit, exit::Failure, process};
 
 const ROLE: &str = "fresco-ar-batcher";
 
@@ -23,12 +23,8 @@ fn check(args: &Args) -> Result<(), Failure> {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::failed(&error))?;
-    runtime.block_on(async {
-        let telemetry = telemetry::init(ROLE, &args.shell)?;
-        let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
-        let outcome = ar_batcher::run(args, &shutdown).await;
-        drop(telemetry);
-        outcome
+    let shell = args.shell.clone();
+    process::run(ROLE, &shell, async |shutdown| {
+        ar_batcher::run(args, &shutdown).await
     })
 }

@@ -1,8 +1,8 @@
-//! `fresco-denoiser`: arguments, telemetry, run, shutdown.
+//! `fresco-denoiser`: arguments, check or run.
 
 use clap::Parser;
 use denoiser::Args;
-use service::{Shutdown, exit, exit::Failure, telemetry};
+use service::{exit, exit::Failure, process};
 
 const ROLE: &str = "fresco-denoiser";
 
@@ -23,12 +23,8 @@ fn check(args: &Args) -> Result<(), Failure> {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::failed(&error))?;
-    runtime.block_on(async {
-        let telemetry = telemetry::init(ROLE, &args.shell)?;
-        let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
-        let outcome = denoiser::run(args, &shutdown).await;
-        drop(telemetry);
-        outcome
+    let shell = args.shell.clone();
+    process::run(ROLE, &shell, async |shutdown| {
+        denoiser::run(args, &shutdown).await
     })
 }

@@ -1,26 +1,24 @@
-//! The `fresco-gateway` process: flags, telemetry, `gateway::run`.
+//! The `fresco-gateway` process: flags and `gateway::run`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use gateway::Config;
 use service::{
-    Shutdown,
     exit::{self, Failure},
-    telemetry,
+    process,
 };
 
+const ROLE: &str = "fresco-gateway";
+
 fn main() -> ExitCode {
-    exit::report("fresco-gateway", run(Config::parse()))
+    exit::report(ROLE, run(Config::parse()))
 }
 
 fn run(config: Config) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::failed(&error))?;
-    runtime.block_on(async {
-        let telemetry = telemetry::init("fresco-gateway", &config.shell)?;
-        let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
+    let shell = config.shell.clone();
+    process::run(ROLE, &shell, async |shutdown| {
         let outcome = gateway::run(config, shutdown).await;
-        drop(telemetry);
         outcome.map_err(|error| Failure::failed(error.as_ref()))
     })
 }

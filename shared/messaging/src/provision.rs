@@ -346,11 +346,7 @@ fn bucket_config(spec: &BucketSpec) -> stream::Config {
         name: bucket_stream(&spec.name),
         subjects: vec![bucket_subject(&spec.name, ">")],
         retention: RetentionPolicy::Limits,
-        storage: if spec.durable {
-            StorageType::File
-        } else {
-            StorageType::Memory
-        },
+        storage: StorageType::File,
         discard: DiscardPolicy::New,
         max_messages: -1,
         max_bytes: spec.bytes_max,

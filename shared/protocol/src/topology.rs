@@ -81,13 +81,12 @@ pub struct ConsumerSpec {
     pub waiting_max: i64,
 }
 
-/// One key-value bucket.
+/// One key-value bucket, file-backed as every stream: a single server forgets memory streams at a restart, the bucket
+/// with them, and the workers could not come back by themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketSpec {
     /// Its name on the server.
     pub name: String,
-    /// Kept on disk, or gone with the server.
-    pub durable: bool,
     /// Oldest entry; `None` where each entry carries its own time to live.
     pub age_max: Option<Duration>,
     /// How long the server keeps a marker for an entry that ran out, so that watchers hear of it.
@@ -184,16 +183,12 @@ impl Topology {
             denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),
             jobs: BucketSpec {
                 name: prefix.name("jobs"),
-                durable: true,
                 age_max: Some(JOB_AGE_MAX),
                 marker_ttl: None,
                 bytes_max: 1024 * MIB,
             },
             workers: BucketSpec {
                 name: prefix.name("workers"),
-                // On disk, although it is stale after a restart: a single server forgets memory streams, the bucket with
-                // them, and the workers could not come back by themselves.
-                durable: true,
                 age_max: None,
                 marker_ttl: Some(4 * PRESENCE_TTL),
                 bytes_max: 16 * MIB,

@@ -7,6 +7,7 @@ mod device_thread;
 pub mod exit;
 pub mod health;
 mod model_args;
+pub mod process;
 mod shutdown;
 pub mod telemetry;
 
