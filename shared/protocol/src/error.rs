@@ -43,13 +43,19 @@ pub enum ErrorCode {
     ImageTooLarge,
     /// The job did not finish in its time.
     DeadlineExceeded,
+    /// A client or operator ended it.
+    Cancelled,
+    /// It failed, or took its workers down, as often as it may: it lies among the dead letters.
+    AttemptsExhausted,
+    /// The idempotency key belongs to another request.
+    IdempotencyKeyReused,
     /// A defect of ours.
     Internal,
 }
 
 impl ErrorCode {
     /// Every code; for tables and tests.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::InvalidParameter,
         Self::UnknownParameter,
         Self::InvalidJson,
@@ -66,6 +72,9 @@ impl ErrorCode {
         Self::DenoiseFailed,
         Self::ImageTooLarge,
         Self::DeadlineExceeded,
+        Self::Cancelled,
+        Self::AttemptsExhausted,
+        Self::IdempotencyKeyReused,
         Self::Internal,
     ];
 
@@ -88,6 +97,9 @@ impl ErrorCode {
             Self::DenoiseFailed => "denoise_failed",
             Self::ImageTooLarge => "image_too_large",
             Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::AttemptsExhausted => "attempts_exhausted",
+            Self::IdempotencyKeyReused => "idempotency_key_reused",
             Self::Internal => "internal",
         }
     }

@@ -94,6 +94,9 @@ serde_as_text!(JobId);
 pub struct OutputIndex(u8);
 
 impl OutputIndex {
+    /// Index 0.
+    pub const FIRST: Self = Self(0);
+
     /// `None` from [`OUTPUTS_PER_JOB_MAX`] on.
     pub const fn new(index: u8) -> Option<Self> {
         if index < OUTPUTS_PER_JOB_MAX {

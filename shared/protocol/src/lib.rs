@@ -11,10 +11,13 @@
 #![deny(missing_docs)]
 
 mod codec;
+mod dead;
 mod error;
+mod idempotency;
 mod ids;
 mod image;
 mod job;
+mod life;
 pub mod limits;
 mod presence;
 mod prior;
@@ -24,10 +27,16 @@ mod subject;
 pub mod topology;
 
 pub use codec::{DecodeError, EncodeError, Message, decode, encode};
+pub use dead::{DeadLetter, DeadMessage, Revival};
 pub use error::{ErrorCode, JobError};
+pub use idempotency::{IdempotencyKey, IdempotencyKeyError, IdempotencyRecord};
 pub use ids::{IdError, JobId, OutputId, OutputIndex, PriorityClass, Seed, WorkerId};
 pub use image::{DenoiseParameters, ImageFormat, ImageSize, ParameterError};
 pub use job::{ArJob, DenoiseJob, JobRecord, OutputRequest};
+pub use life::{
+    ATTEMPTS_KEPT_MAX, Attempt, AttemptOutcome, Ending, LifeEvent, OutputLife, OutputState,
+    Refusal, WorkStage,
+};
 pub use presence::{CurrentWork, Role, WorkerPresence, WorkerState};
 pub use prior::{PriorTokens, PriorTokensError, PriorUsage};
 pub use progress::{Progress, Stage};

@@ -58,3 +58,14 @@ pub const PRESENCE_TTL: Duration = Duration::from_secs(15);
 
 /// Workers say they are alive this often: a third of [`PRESENCE_TTL`].
 pub const PRESENCE_PERIOD: Duration = Duration::from_secs(5);
+
+/// Tries of an output at one stage that may fail or take their worker down before it goes to the dead letters. Three:
+/// one for the worker's own bad luck, one to see that it was not luck, one to be sure (Celery's and SQS's common
+/// choice).
+pub const ATTEMPTS_MAX: u32 = 3;
+
+/// How long a dead letter is kept.
+pub const DEAD_LETTER_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Longest idempotency key, in bytes: what the IETF draft's known implementations take.
+pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;

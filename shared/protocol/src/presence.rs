@@ -61,6 +61,8 @@ pub enum WorkerState {
     Idle,
     /// It works.
     Busy,
+    /// Its engine failed too often in a row; it takes nothing until a self-test succeeds.
+    Quarantined,
     /// It finishes or gives back what it has and then exits.
     Draining,
 }
@@ -69,7 +71,7 @@ pub enum WorkerState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CurrentWork {
-    /// The output; of an AR batch, its first.
+    /// The output; of an AR request, its first.
     pub output: OutputId,
     /// The subject that acknowledges its message: who knows it may give the message back for a dead worker.
     pub ack_subject: String,
@@ -77,7 +79,7 @@ pub struct CurrentWork {
     pub since: UnixMillis,
 }
 
-/// A worker's sign of life, refreshed every [`crate::limits::PRESENCE_PERIOD`].
+/// A process's sign of life, refreshed every [`crate::limits::PRESENCE_PERIOD`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerPresence {
@@ -87,17 +89,26 @@ pub struct WorkerPresence {
     pub role: Role,
     /// Whether it takes work.
     pub state: WorkerState,
-    /// The device it computes on, such as `cpu` or `cuda:0`.
-    pub device: String,
+    /// Why it takes none, when it does not.
+    pub reason: Option<String>,
+    /// The name of its machine.
+    pub host: String,
     /// Its operating-system process, on its host.
     pub process: u32,
+    /// The device it computes on, such as `cpu` or `cuda:0`; a gateway has none.
+    pub device: Option<String>,
+    /// Which model it has loaded; a gateway has none.
+    pub model_revision: Option<String>,
     /// Where it answers `/livez`, `/readyz` and `/metrics`.
     pub health_address: Option<SocketAddr>,
-    /// What it works on when busy.
-    pub current: Option<CurrentWork>,
+    /// The messages it holds: a denoiser's one, an AR-batcher's many.
+    pub held: Vec<CurrentWork>,
+    /// Outputs that this gateway has accepted and that have not ended; 0 for workers.
+    pub outputs_open: u32,
 }
 
 impl Message for WorkerPresence {
     const KIND: &'static str = "worker_presence";
-    const VERSION: u16 = 1;
+    /// Version 1 had one `current` work, no host, model, reason or open outputs.
+    const VERSION: u16 = 2;
 }

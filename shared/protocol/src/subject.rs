@@ -6,6 +6,7 @@
 //! <prefix>.res.<job>.<index>           one result; the stream keeps one message per subject
 //! <prefix>.done.<job>.<index>          the server's notice of it, headers only
 //! <prefix>.prog.<job>.<index>          progress, not stored
+//! <prefix>.dead.<job>.<index>          one dead letter
 //! ```
 
 use std::{fmt, str::FromStr};
@@ -57,6 +58,26 @@ impl Prefix {
         self.all(PROGRESS)
     }
 
+    /// The pattern of every message that the AR queue has of `job`.
+    pub fn ar_pattern(&self, job: JobId) -> String {
+        format!("{}.{AR}.*.{job}", self.0)
+    }
+
+    /// The pattern of every message that the denoise queue has of `job`.
+    pub fn denoise_pattern(&self, job: JobId) -> String {
+        format!("{}.{DENOISE}.*.{job}.>", self.0)
+    }
+
+    /// The pattern of every result of `job`.
+    pub fn result_pattern(&self, job: JobId) -> String {
+        format!("{}.{RESULT}.{job}.>", self.0)
+    }
+
+    /// The pattern of every dead letter.
+    pub fn dead_pattern(&self) -> String {
+        self.all(DEAD)
+    }
+
     /// The pattern of every notice of a stored result.
     pub fn done_pattern(&self) -> String {
         self.all(DONE)
@@ -84,6 +105,7 @@ pub(crate) const AR: &str = "ar";
 pub(crate) const DENOISE: &str = "dn";
 pub(crate) const RESULT: &str = "res";
 pub(crate) const DONE: &str = "done";
+pub(crate) const DEAD: &str = "dead";
 const PROGRESS: &str = "prog";
 
 /// Where a message goes, without the deployment's prefix.
@@ -99,6 +121,8 @@ pub enum Subject {
     Done(OutputId),
     /// An output's progress.
     Progress(OutputId),
+    /// An output's dead letter.
+    Dead(OutputId),
 }
 
 impl fmt::Display for Subject {
@@ -111,6 +135,7 @@ impl fmt::Display for Subject {
             Self::Result(output) => write!(f, "{RESULT}.{}.{}", output.job, output.index),
             Self::Done(output) => write!(f, "{DONE}.{}.{}", output.job, output.index),
             Self::Progress(output) => write!(f, "{PROGRESS}.{}.{}", output.job, output.index),
+            Self::Dead(output) => write!(f, "{DEAD}.{}.{}", output.job, output.index),
         }
     }
 }
@@ -125,6 +150,7 @@ impl FromStr for Subject {
             [RESULT, job, index] => Ok(Self::Result(output(job, index)?)),
             [DONE, job, index] => Ok(Self::Done(output(job, index)?)),
             [PROGRESS, job, index] => Ok(Self::Progress(output(job, index)?)),
+            [DEAD, job, index] => Ok(Self::Dead(output(job, index)?)),
             _ => Err(SubjectError::Subject),
         }
     }
@@ -149,7 +175,7 @@ mod tests {
     use crate::OutputIndex;
 
     fn any_subject() -> impl Strategy<Value = Subject> {
-        (any::<u128>(), 0u8..10, 0u8..5).prop_map(|(bits, index, shape)| {
+        (any::<u128>(), 0u8..10, 0u8..6).prop_map(|(bits, index, shape)| {
             let job = JobId::from_u128(bits);
             let output = job.output(OutputIndex::new(index).expect("below 10"));
             let class = PriorityClass::Standard;
@@ -158,7 +184,8 @@ mod tests {
                 1 => Subject::Denoise(class, output),
                 2 => Subject::Result(output),
                 3 => Subject::Done(output),
-                _ => Subject::Progress(output),
+                4 => Subject::Progress(output),
+                _ => Subject::Dead(output),
             }
         })
     }
@@ -171,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        fn a_text_is_a_subject_or_an_error(text in "(ar|dn|res|done|prog|x)(\\.[a-z0-9.*>]{0,33}){0,4}") {
+        fn a_text_is_a_subject_or_an_error(text in "(ar|dn|res|done|prog|dead|x)(\\.[a-z0-9.*>]{0,33}){0,4}") {
             if let Ok(subject) = text.parse::<Subject>() {
                 prop_assert_eq!(subject.to_string(), text);
             }

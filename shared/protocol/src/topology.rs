@@ -5,7 +5,10 @@
 //! | `AR`  | work queue    | one message per request                 | its denoise messages are stored |
 //! | `DN`  | work queue    | one message per output                  | its result is stored            |
 //! | `RES` | limits stream | one message per output, **never two**   | [`RESULT_TTL`] after            |
+//! | `DEAD`| limits stream | one message per output given up         | [`DEAD_LETTER_AGE_MAX`] after   |
 //! | `jobs`| bucket        | one record per request                  | [`JOB_AGE_MAX`] after           |
+//! | `outputs` | bucket    | one life per output                     | [`JOB_AGE_MAX`] after           |
+//! | `idempotency` | bucket | one record per client's key            | with the result, [`RESULT_TTL`] |
 //! | `workers` | bucket    | one key per live worker                 | [`PRESENCE_TTL`] after the last refresh |
 //!
 //! Why `RES` refuses a second message per subject: acks are no fence (a frozen worker that wakes can still ack,
@@ -16,8 +19,10 @@ use std::time::Duration;
 
 use crate::{
     PriorityClass, UnixMillis,
-    limits::{ACK_WAIT, JOB_AGE_MAX, PAYLOAD_BYTES_MAX, PRESENCE_TTL, RESULT_TTL},
-    subject::{AR, DENOISE, DONE, Prefix, RESULT},
+    limits::{
+        ACK_WAIT, DEAD_LETTER_AGE_MAX, JOB_AGE_MAX, PAYLOAD_BYTES_MAX, PRESENCE_TTL, RESULT_TTL,
+    },
+    subject::{AR, DEAD, DENOISE, DONE, Prefix, RESULT},
 };
 
 /// How a stream drops messages.
@@ -53,6 +58,8 @@ pub struct StreamSpec {
     pub duplicate_window: Duration,
     /// Announce each stored message on this subject, headers only.
     pub announce: Option<Announce>,
+    /// Servers that keep a copy.
+    pub replicas: u8,
 }
 
 /// The server's republish rule of a stream.
@@ -93,6 +100,29 @@ pub struct BucketSpec {
     pub marker_ttl: Option<Duration>,
     /// Most bytes.
     pub bytes_max: i64,
+    /// Servers that keep a copy.
+    pub replicas: u8,
+}
+
+/// What an operator chooses when the streams are made. Services read the values in force from the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TopologyOptions {
+    /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster.
+    pub ack_wait: Duration,
+    /// How long a finished result can be fetched, and an idempotency key is remembered.
+    pub result_ttl: Duration,
+    /// Servers that keep a copy of everything: 1, or 3 in a cluster.
+    pub replicas: u8,
+}
+
+impl Default for TopologyOptions {
+    fn default() -> Self {
+        Self {
+            ack_wait: ACK_WAIT,
+            result_ttl: RESULT_TTL,
+            replicas: 1,
+        }
+    }
 }
 
 /// Everything one deployment needs on its broker.
@@ -104,12 +134,18 @@ pub struct Topology {
     pub denoise: StreamSpec,
     /// The results.
     pub results: StreamSpec,
+    /// The outputs that were given up.
+    pub dead: StreamSpec,
     /// Takes requests, for AR-batchers.
     pub ar_consumer: ConsumerSpec,
     /// Takes outputs, for denoisers.
     pub denoise_consumer: ConsumerSpec,
     /// Job records.
     pub jobs: BucketSpec,
+    /// Lives of outputs.
+    pub outputs: BucketSpec,
+    /// What idempotency keys stand for.
+    pub idempotency: BucketSpec,
     /// Worker presence.
     pub workers: BucketSpec,
 }
@@ -137,63 +173,107 @@ fn consumer(
 }
 
 impl Topology {
-    /// The deployment called `prefix`, with the default ack deadline.
+    /// The deployment called `prefix`, with the default options.
     pub fn new(prefix: &Prefix) -> Self {
-        Self::with_ack_wait(prefix, ACK_WAIT)
+        Self::with(prefix, TopologyOptions::default())
     }
 
-    /// The same with another ack deadline: 30 s for a cluster, less for tests of a worker's loss.
+    /// The same with another ack deadline.
     pub fn with_ack_wait(prefix: &Prefix, ack_wait: Duration) -> Self {
+        let options = TopologyOptions {
+            ack_wait,
+            ..TopologyOptions::default()
+        };
+        Self::with(prefix, options)
+    }
+
+    /// The deployment called `prefix` with an operator's options.
+    pub fn with(prefix: &Prefix, options: TopologyOptions) -> Self {
+        let TopologyOptions {
+            ack_wait,
+            result_ttl,
+            replicas,
+        } = options;
         let class = PriorityClass::Standard;
-        let queue = |name: &str, family: &str| StreamSpec {
+        let bucket = |name: &str, age_max, mib: i64| BucketSpec {
+            name: prefix.name(name),
+            age_max,
+            marker_ttl: None,
+            bytes_max: mib * MIB,
+            replicas,
+        };
+        let queue = |name: &str, family: &str, mib: i64| StreamSpec {
             name: prefix.name(name),
             subjects: prefix.all(family),
             retention: Retention::WorkQueue,
-            messages_max: 20_000,
-            bytes_max: 256 * MIB,
+            messages_max: QUEUE_MESSAGES_MAX,
+            bytes_max: mib * MIB,
             message_bytes_max: 256 * 1024,
             age_max: JOB_AGE_MAX,
             one_per_subject: false,
             duplicate_window: 10 * MINUTE,
             announce: None,
+            replicas,
         };
         Self {
-            ar: queue("AR", AR),
-            denoise: StreamSpec {
-                bytes_max: 1024 * MIB,
-                ..queue("DN", DENOISE)
-            },
-            results: StreamSpec {
-                name: prefix.name("RES"),
-                subjects: prefix.all(RESULT),
+            ar: queue("AR", AR, 256),
+            denoise: queue("DN", DENOISE, 1024),
+            results: results(prefix, result_ttl, replicas),
+            dead: StreamSpec {
                 retention: Retention::Limits,
-                messages_max: -1,
-                // The results of an hour at one 1024x1024 picture (2 MB) each 0.3 s.
-                bytes_max: 24 * 1024 * MIB,
-                message_bytes_max: i32::try_from(PAYLOAD_BYTES_MAX).expect("16 MB fits an i32"),
-                age_max: RESULT_TTL,
+                age_max: DEAD_LETTER_AGE_MAX,
                 one_per_subject: true,
-                duplicate_window: 2 * MINUTE,
-                announce: Some(Announce {
-                    source: prefix.all(RESULT),
-                    destination: prefix.all(DONE),
-                }),
+                ..queue("DEAD", DEAD, 256)
             },
             ar_consumer: consumer(prefix, "AR", AR, class, ack_wait),
             denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),
-            jobs: BucketSpec {
-                name: prefix.name("jobs"),
-                age_max: Some(JOB_AGE_MAX),
-                marker_ttl: None,
-                bytes_max: 1024 * MIB,
-            },
+            jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
+            outputs: bucket("outputs", Some(JOB_AGE_MAX), 2048),
+            idempotency: bucket("idempotency", Some(result_ttl), 512),
             workers: BucketSpec {
-                name: prefix.name("workers"),
-                age_max: None,
                 marker_ttl: Some(4 * PRESENCE_TTL),
-                bytes_max: 16 * MIB,
+                ..bucket("workers", None, 16)
             },
         }
+    }
+
+    /// Every stream that is no bucket.
+    pub fn streams(&self) -> [&StreamSpec; 4] {
+        [&self.ar, &self.denoise, &self.results, &self.dead]
+    }
+
+    /// Every bucket.
+    pub fn buckets(&self) -> [&BucketSpec; 4] {
+        [&self.jobs, &self.outputs, &self.idempotency, &self.workers]
+    }
+
+    /// Every consumer.
+    pub fn consumers(&self) -> [&ConsumerSpec; 2] {
+        [&self.ar_consumer, &self.denoise_consumer]
+    }
+}
+
+/// Most messages in a work queue: hours of work for a fleet of a hundred devices.
+pub const QUEUE_MESSAGES_MAX: i64 = 20_000;
+
+fn results(prefix: &Prefix, result_ttl: Duration, replicas: u8) -> StreamSpec {
+    StreamSpec {
+        name: prefix.name("RES"),
+        subjects: prefix.all(RESULT),
+        retention: Retention::Limits,
+        messages_max: -1,
+        // The results of an hour at one 1024x1024 picture (2 MB) each 0.3 s.
+        bytes_max: 24 * 1024 * MIB,
+        message_bytes_max: i32::try_from(PAYLOAD_BYTES_MAX).expect("16 MB fits an i32"),
+        age_max: result_ttl,
+        one_per_subject: true,
+        // The server refuses a window that is longer than the messages' age.
+        duplicate_window: result_ttl.min(2 * MINUTE),
+        announce: Some(Announce {
+            source: prefix.all(RESULT),
+            destination: prefix.all(DONE),
+        }),
+        replicas,
     }
 }
 

@@ -2,9 +2,10 @@
 //! other: restore the old bytes, or give the new shape a new version. Never regenerate a line of this file.
 
 use protocol::{
-    ArJob, CurrentWork, DecodeError, DenoiseJob, DenoiseParameters, EncodedImage, ErrorCode,
-    ImageFormat, ImageSize, JobError, JobId, JobRecord, Message, OutputIndex, OutputRequest,
-    OutputResult, OutputTimings, PriorTokens, PriorUsage, Progress, Role, Seed, Stage,
+    ArJob, Attempt, AttemptOutcome, CurrentWork, DeadLetter, DeadMessage, DecodeError, DenoiseJob,
+    DenoiseParameters, EncodedImage, ErrorCode, IdempotencyRecord, ImageFormat, ImageSize,
+    JobError, JobId, JobRecord, Message, OutputIndex, OutputLife, OutputRequest, OutputResult,
+    OutputState, OutputTimings, PriorTokens, PriorUsage, Progress, Role, Seed, Stage, WorkStage,
     WorkerPresence, WorkerState, decode, encode,
 };
 
@@ -34,9 +35,8 @@ fn held<T: Message + PartialEq + std::fmt::Debug>(message: &T, hex: &str) {
     assert_eq!(&decode::<T>(&bytes).expect("the bytes decode"), message);
 }
 
-#[test]
-fn the_job_record_keeps_its_bytes() {
-    let record = JobRecord {
+fn job_record() -> JobRecord {
+    JobRecord {
         job: JOB,
         outputs: outputs(),
         size: size(),
@@ -44,13 +44,19 @@ fn the_job_record_keeps_its_bytes() {
         denoise: denoise(),
         accepted_at: 1_700_000_000_000,
         deadline_at: 1_700_000_600_000,
-    };
-    held(&record, include_str!("bytes/job_record.v1.hex").trim_end());
+    }
 }
 
 #[test]
-fn the_ar_job_keeps_its_bytes() {
-    let job = ArJob {
+fn the_job_record_keeps_its_bytes() {
+    held(
+        &job_record(),
+        include_str!("bytes/job_record.v1.hex").trim_end(),
+    );
+}
+
+fn ar_job() -> ArJob {
+    ArJob {
         job: JOB,
         prompt: "a „red“ circle".into(),
         outputs: outputs(),
@@ -59,13 +65,16 @@ fn the_ar_job_keeps_its_bytes() {
         denoise: denoise(),
         accepted_at: 1_700_000_000_000,
         deadline_at: 1_700_000_600_000,
-    };
-    held(&job, include_str!("bytes/ar_job.v1.hex").trim_end());
+    }
 }
 
 #[test]
-fn the_denoise_job_keeps_its_bytes() {
-    let job = DenoiseJob {
+fn the_ar_job_keeps_its_bytes() {
+    held(&ar_job(), include_str!("bytes/ar_job.v1.hex").trim_end());
+}
+
+fn denoise_job() -> DenoiseJob {
+    DenoiseJob {
         output: JOB.output(outputs()[1].index),
         prompt: "a red circle".into(),
         seed: outputs()[1].seed,
@@ -81,8 +90,15 @@ fn the_denoise_job_keeps_its_bytes() {
         ar_started_at: 1_700_000_000_100,
         ar_finished_at: 1_700_000_000_300,
         deadline_at: 1_700_000_600_000,
-    };
-    held(&job, include_str!("bytes/denoise_job.v1.hex").trim_end());
+    }
+}
+
+#[test]
+fn the_denoise_job_keeps_its_bytes() {
+    held(
+        &denoise_job(),
+        include_str!("bytes/denoise_job.v1.hex").trim_end(),
+    );
 }
 
 fn result(outcome: Result<EncodedImage, JobError>) -> OutputResult {
@@ -145,18 +161,96 @@ fn presence_keeps_its_bytes() {
         worker: "denoiser-1".parse().expect("allowed characters"),
         role: Role::Denoiser,
         state: WorkerState::Busy,
-        device: "cpu".into(),
+        reason: None,
+        host: "node-7".into(),
         process: 4_242,
+        device: Some("cpu".into()),
+        model_revision: Some("0123456789ab".into()),
         health_address: Some("127.0.0.1:9000".parse().expect("an address")),
-        current: Some(CurrentWork {
+        held: vec![CurrentWork {
             output: JOB.output(outputs()[0].index),
             ack_subject: "$JS.ACK.fresco-DN.standard.1.2.3.4.5".into(),
             since: 1_700_000_000_301,
-        }),
+        }],
+        outputs_open: 0,
     };
     held(
         &presence,
-        include_str!("bytes/worker_presence.v1.hex").trim_end(),
+        include_str!("bytes/worker_presence.v2.hex").trim_end(),
+    );
+}
+
+#[test]
+fn the_presence_of_an_older_build_is_refused_as_such() {
+    let hex = include_str!("bytes/worker_presence.v1.hex").trim_end();
+    let bytes: Vec<u8> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal"))
+        .collect();
+    assert!(matches!(
+        decode::<WorkerPresence>(&bytes),
+        Err(DecodeError::Version { found: 1, .. })
+    ));
+}
+
+fn attempts() -> Vec<Attempt> {
+    let attempt = |outcome: Option<AttemptOutcome>| Attempt {
+        stage: WorkStage::Denoise,
+        worker: "denoiser-1".parse().expect("allowed characters"),
+        started_at: 1_700_000_000_301,
+        ended_at: outcome.as_ref().map(|_| 1_700_000_000_900),
+        outcome,
+    };
+    let failed = JobError::new(ErrorCode::DenoiseFailed, "out of memory");
+    vec![
+        attempt(Some(AttemptOutcome::Finished)),
+        attempt(Some(AttemptOutcome::GivenBack)),
+        attempt(Some(AttemptOutcome::Lost)),
+        attempt(Some(AttemptOutcome::Failed(failed))),
+        attempt(None),
+    ]
+}
+
+#[test]
+fn a_life_keeps_its_bytes() {
+    let life = OutputLife {
+        output: JOB.output(outputs()[1].index),
+        state: OutputState::DenoiseRunning,
+        since: 1_700_000_000_301,
+        attempts: attempts(),
+    };
+    held(&life, include_str!("bytes/output_life.v1.hex").trim_end());
+}
+
+#[test]
+fn a_dead_letter_keeps_its_bytes() {
+    let letter = |stage, message| DeadLetter {
+        output: JOB.output(outputs()[1].index),
+        stage,
+        reason: JobError::new(ErrorCode::DenoiseFailed, "out of memory"),
+        attempts: attempts(),
+        message,
+        dead_at: 1_700_000_001_000,
+    };
+    held(
+        &letter(WorkStage::Denoise, DeadMessage::Denoise(denoise_job())),
+        include_str!("bytes/dead_letter_denoise.v1.hex").trim_end(),
+    );
+    held(
+        &letter(WorkStage::Prior, DeadMessage::Ar(ar_job())),
+        include_str!("bytes/dead_letter_ar.v1.hex").trim_end(),
+    );
+}
+
+#[test]
+fn an_idempotency_record_keeps_its_bytes() {
+    let record = IdempotencyRecord {
+        request_digest: "ab".repeat(32),
+        record: job_record(),
+    };
+    held(
+        &record,
+        include_str!("bytes/idempotency_record.v1.hex").trim_end(),
     );
 }
 
