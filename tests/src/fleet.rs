@@ -58,11 +58,7 @@ impl Fleet {
     pub async fn start(size: Size) -> Self {
         let broker = Broker::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
-        let config = BusConfig {
-            urls: vec![broker.url()],
-            prefix: prefix(),
-            role: Role::Operator,
-        };
+        let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
         let bus = Bus::connect(&config).await.expect("the broker runs");
         let topology = Topology::with_ack_wait(&prefix(), size.ack_wait);
         bus.provision(&topology)
@@ -171,7 +167,7 @@ impl Fleet {
                     .denoisers
                     .iter()
                     .position(|process| process.id() == worker.process)?;
-                (painting && Some(index) != dead).then_some((index, worker.current?.output))
+                (painting && Some(index) != dead).then_some((index, worker.held.first()?.output))
             })
         })
         .await

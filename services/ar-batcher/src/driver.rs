@@ -65,7 +65,7 @@ impl<'a> Driver<'a> {
     pub(crate) async fn run(mut self, mut queue: WorkQueue) -> Result<(), EngineError> {
         let stop = self.parts.stop.clone();
         let outcome = stop.run_until_cancelled(self.drive(&mut queue)).await;
-        self.parts.member.presence.set(WorkerState::Draining, None);
+        self.show(WorkerState::Draining, Vec::new());
         // Dropped leases go back to the queue at once; `close` waits until the broker has heard.
         self.held.clear();
         queue.close().await;
@@ -84,6 +84,13 @@ impl<'a> Driver<'a> {
                 () = sleep_until(self.wake_at) => self.apply(Event::Woken),
             }
         }
+    }
+
+    fn show(&self, state: WorkerState, held: Vec<CurrentWork>) {
+        self.parts
+            .member
+            .presence
+            .update(|now| (now.state, now.held) = (state, held));
     }
 
     async fn arrived(&mut self, delivery: Delivery) {
@@ -128,7 +135,7 @@ impl<'a> Driver<'a> {
             ack_subject: held.lease.ack_subject(),
             since: unix_millis(),
         });
-        self.parts.member.presence.set(WorkerState::Busy, current);
+        self.show(WorkerState::Busy, current.into_iter().collect());
         self.parts.counters.started(rows.len());
 
         // The batch is one span; it follows from every request in it.
@@ -173,7 +180,7 @@ impl<'a> Driver<'a> {
         else {
             return;
         };
-        self.parts.member.presence.set(WorkerState::Idle, None);
+        self.show(WorkerState::Idle, Vec::new());
         let times = BatchTimes {
             started_at,
             finished_at: unix_millis(),

@@ -67,6 +67,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         prefix: args.bus.prefix,
         queue: Queue::Denoise,
         device: args.model.device,
+        model_revision: "unknown".to_owned(),
+        host: service::host::name(),
         health_address,
     };
     let waiting = |error: &ProvisionError| {

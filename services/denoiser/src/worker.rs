@@ -110,11 +110,17 @@ impl Worker<'_> {
             if outcome.is_err() {
                 break;
             }
-            self.member.presence.set(WorkerState::Idle, None);
+            self.show(WorkerState::Idle, Vec::new());
         }
-        self.member.presence.set(WorkerState::Draining, None);
+        self.show(WorkerState::Draining, Vec::new());
         queue.close().await;
         outcome
+    }
+
+    fn show(&self, state: WorkerState, held: Vec<CurrentWork>) {
+        self.member
+            .presence
+            .update(|now| (now.state, now.held) = (state, held));
     }
 
     async fn serve(&self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
@@ -171,7 +177,7 @@ impl Worker<'_> {
             ack_subject: lease.ack_subject(),
             since: started_at,
         };
-        self.member.presence.set(WorkerState::Busy, Some(current));
+        self.show(WorkerState::Busy, vec![current]);
 
         let steps = u32::from(job.denoise.steps());
         let (progress, watched) = watch::channel(Progress {

@@ -42,11 +42,7 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
 }
 
 async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
-    let config = BusConfig {
-        urls: args.nats_urls.clone(),
-        prefix: args.prefix.clone(),
-        role: Role::Operator,
-    };
+    let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;

@@ -83,11 +83,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         job_timeout,
     } = config;
     let (listener, address) = bind(listen).await?;
-    let bus = BusConfig {
-        urls: bus.nats_urls,
-        prefix: bus.prefix,
-        role: Role::Gateway,
-    };
+    let bus = BusConfig::new(bus.nats_urls, bus.prefix, Role::Gateway);
     let bus = Bus::connect(&bus).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;

@@ -96,10 +96,14 @@ mod tests {
             worker: WorkerId::generate(role),
             role,
             state,
-            device: "cpu".to_owned(),
+            reason: None,
+            host: "here".to_owned(),
             process: 1,
+            device: Some("cpu".to_owned()),
+            model_revision: None,
             health_address: None,
-            current: None,
+            held: Vec::new(),
+            outputs_open: 0,
         }
     }
 

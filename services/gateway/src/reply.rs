@@ -135,8 +135,12 @@ pub(crate) const fn http_status(code: ErrorCode) -> StatusCode {
         | ErrorCode::PriorTokensInvalid
         | ErrorCode::DenoiseFailed
         | ErrorCode::ImageTooLarge
+        | ErrorCode::AttemptsExhausted
         | ErrorCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         ErrorCode::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        // The job's state, not the request, is in the way: somebody ended it.
+        ErrorCode::Cancelled => StatusCode::CONFLICT,
+        ErrorCode::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 

@@ -8,13 +8,13 @@ use async_nats::{
 use bytes::Bytes;
 use futures::StreamExt;
 use protocol::{
-    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerPresence,
-    decode, encode, topology::Topology,
+    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerId,
+    WorkerPresence, decode, encode, topology::Topology,
 };
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
-    connection::{self, Connection},
+    connection::{self, Connection, ConnectionName},
     error::{BusError, Source},
     trace,
 };
@@ -33,8 +33,22 @@ pub struct BusConfig {
     pub urls: Vec<String>,
     /// The deployment.
     pub prefix: Prefix,
-    /// Names the connection and its inboxes.
+    /// Names the inboxes.
     pub role: Role,
+    /// Names the connection.
+    pub worker: WorkerId,
+}
+
+impl BusConfig {
+    /// For a process of `role`, under a fresh name.
+    pub fn new(urls: Vec<String>, prefix: Prefix, role: Role) -> Self {
+        Self {
+            urls,
+            prefix,
+            role,
+            worker: WorkerId::generate(role),
+        }
+    }
 }
 
 /// A connection to the broker. Clones share it.
@@ -61,10 +75,14 @@ impl Bus {
     /// Starts to connect, and keeps doing so: a broker that is not there yet is no error, only an address that
     /// cannot be one. [`Bus::connection`] tells when it is there.
     pub async fn connect(config: &BusConfig) -> Result<Self, BusError> {
-        let name = format!("{}-{}", config.prefix, config.role);
+        let name = ConnectionName {
+            prefix: config.prefix.clone(),
+            worker: config.worker.clone(),
+        };
         let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
         let (state, connection) = watch::channel(Connection::default());
-        let connect = connection::options(&name, &inbox, state).connect(config.urls.as_slice());
+        let connect =
+            connection::options(&name.to_string(), &inbox, state).connect(config.urls.as_slice());
         let client = connect
             .await
             .map_err(|source| BusError::Connect(source.into()))?;
@@ -116,7 +134,10 @@ impl Bus {
 
     /// Whether `output` has a result.
     pub async fn has_result(&self, output: OutputId) -> Result<bool, BusError> {
-        Ok(self.stored_result(output).await?.is_some())
+        Ok(self
+            .ended_outputs(output.job)
+            .await?
+            .contains(&output.index))
     }
 
     /// The record of `job`.
@@ -273,7 +294,11 @@ impl Bus {
     }
 
     /// The last message on `subject` in `stream`, read from any replica.
-    async fn last(&self, stream: &str, subject: &str) -> Result<Option<NatsMessage>, BusError> {
+    pub(crate) async fn last(
+        &self,
+        stream: &str,
+        subject: &str,
+    ) -> Result<Option<NatsMessage>, BusError> {
         let request = format!("$JS.API.DIRECT.GET.{stream}.{subject}");
         let answer = self
             .request(request, None, Bytes::new())
@@ -296,7 +321,7 @@ impl Bus {
     }
 
     /// The last message of each subject that matches `pattern`, in one request and without a consumer.
-    async fn last_of_all(
+    pub(crate) async fn last_of_all(
         &self,
         stream: &str,
         pattern: &str,

@@ -1,9 +1,42 @@
 //! The connection's options and its state, as every task of ours sees it.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use async_nats::{ConnectOptions, Event};
+use protocol::{Prefix, WorkerId};
 use tokio::sync::watch;
+
+/// What a process calls its connection. The broker repeats it when the connection ends, so that whoever watches it
+/// knows whose it was.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ConnectionName {
+    /// The deployment.
+    pub prefix: Prefix,
+    /// The process.
+    pub worker: WorkerId,
+}
+
+impl fmt::Display for ConnectionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.prefix, self.worker)
+    }
+}
+
+/// A connection that is none of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("connection name is not <prefix>/<worker>")]
+pub struct ConnectionNameError;
+
+impl FromStr for ConnectionName {
+    type Err = ConnectionNameError;
+    fn from_str(text: &str) -> Result<Self, ConnectionNameError> {
+        let (prefix, worker) = text.split_once('/').ok_or(ConnectionNameError)?;
+        Ok(Self {
+            prefix: prefix.parse().map_err(|_| ConnectionNameError)?,
+            worker: worker.parse().map_err(|_| ConnectionNameError)?,
+        })
+    }
+}
 
 /// Whether the broker can be reached. `epoch` grows at each (re)connection: who has asked the broker for something
 /// under an older epoch asks again.
@@ -83,6 +116,18 @@ fn note(state: &watch::Sender<Connection>, event: &Event) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connections_name_reads_back() {
+        let name = ConnectionName {
+            prefix: "fresco".parse().expect("allowed"),
+            worker: WorkerId::generate(protocol::Role::Denoiser),
+        };
+        assert_eq!(name.to_string().parse(), Ok(name));
+        for other in ["", "nats-cli", "a/B", "A/b"] {
+            assert_eq!(other.parse::<ConnectionName>(), Err(ConnectionNameError));
+        }
+    }
 
     #[test]
     fn the_pause_between_reconnects_grows_to_its_limit() {

@@ -17,18 +17,28 @@
 //! | `membership` | a worker's place in a deployment                                        |
 //! | `results`    | results matched to those who wait for them                              |
 //! | `presence`   | the sign of life of a worker                                            |
+//! | `lives`      | lives of outputs, moved on by compare-and-set                           |
+//! | `ends`       | tells a worker that what it works on has ended                          |
+//! | `queues`     | what the queues say of themselves; what is taken out of them            |
+//! | `dead`       | the dead letters                                                        |
+//! | `idempotency`| whose a client's key is                                                 |
 //! | `trace`      | trace context in headers                                                |
 
 mod bus;
 mod connection;
+mod dead;
+mod ends;
 mod error;
+mod idempotency;
 mod inbox;
 mod lease;
+mod lives;
 mod membership;
 mod presence;
 mod provision;
 mod publish;
 mod pull;
+mod queues;
 mod results;
 mod span;
 mod trace;
@@ -36,13 +46,17 @@ mod work_queue;
 mod worker_loop;
 
 pub use bus::{Bus, BusConfig};
-pub use connection::Connection;
+pub use connection::{Connection, ConnectionName};
+pub use dead::DEAD_LETTERS_LISTED_MAX;
+pub use ends::{EndWatch, Ends};
 pub use error::{BusError, PublishError};
+pub use idempotency::{Claim, ClaimError};
 pub use lease::Lease;
 pub use membership::{Joining, Membership, Queue};
 pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};
 pub use publish::Fence;
 pub use pull::HELD_MAX;
+pub use queues::{QueueDepth, Queues};
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
 pub use work_queue::{CLOSE_MAX, Delivery, WorkQueue};

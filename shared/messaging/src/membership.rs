@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use protocol::{Prefix, Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{Bus, BusConfig, Presence, ProvisionError, WorkQueue, error::BusError};
+use crate::{Bus, BusConfig, Ends, Presence, ProvisionError, WorkQueue, error::BusError};
 
 /// Between two looks for the streams. A person waits for it at a first start, so it is short; a look costs the broker
 /// some milliseconds.
@@ -31,6 +31,10 @@ pub struct Joining {
     pub queue: Queue,
     /// The device it computes on.
     pub device: String,
+    /// Which model it has loaded.
+    pub model_revision: String,
+    /// The name of its machine.
+    pub host: String,
     /// Where it answers probes.
     pub health_address: SocketAddr,
 }
@@ -44,6 +48,8 @@ pub struct Membership {
     pub bus: Bus,
     /// Its sign of life.
     pub presence: Presence,
+    /// Tells of ends of what it works on.
+    pub ends: Ends,
     leaving: CancellationToken,
 }
 
@@ -60,11 +66,8 @@ impl Membership {
             Queue::Ar => (Role::ArBatcher, &topology.ar_consumer),
             Queue::Denoise => (Role::Denoiser, &topology.denoise_consumer),
         };
-        let config = BusConfig {
-            urls: joining.urls,
-            prefix: joining.prefix,
-            role,
-        };
+        let config = BusConfig::new(joining.urls, joining.prefix, role);
+        let id = config.worker.clone();
         let bus = Bus::connect(&config).await?;
         let mut told = None;
         while let Err(error) = bus.verify(&topology).await {
@@ -76,24 +79,29 @@ impl Membership {
             tokio::time::sleep(STREAMS_PERIOD).await;
         }
         let queue = WorkQueue::open(&bus, spec, tracker).await?;
-        let id = WorkerId::generate(role);
         let first = WorkerPresence {
             worker: id.clone(),
             role,
             state: WorkerState::Idle,
-            device: joining.device,
+            reason: None,
+            host: joining.host,
             process: std::process::id(),
+            device: Some(joining.device),
+            model_revision: Some(joining.model_revision),
             health_address: Some(joining.health_address),
-            current: None,
+            held: Vec::new(),
+            outputs_open: 0,
         };
         // A token of its own: a worker gives its messages back first and goes out of sight then.
         let leaving = CancellationToken::new();
+        let ends = Ends::start(&bus, tracker, leaving.clone()).await?;
         let presence = Presence::start(&bus, first, tracker, leaving.clone());
         Ok((
             Self {
                 id,
                 bus,
                 presence,
+                ends,
                 leaving,
             },
             queue,

@@ -4,7 +4,7 @@
 
 use async_nats::HeaderMap;
 use protocol::{
-    CurrentWork, WorkerPresence, WorkerState, encode,
+    WorkerId, WorkerPresence, encode,
     limits::{PRESENCE_PERIOD, PRESENCE_TTL},
 };
 use tokio::{
@@ -37,10 +37,20 @@ impl Presence {
         Self { now }
     }
 
-    /// Changes the state, and tells the broker at once.
-    pub fn set(&self, state: WorkerState, current: Option<CurrentWork>) {
-        self.now
-            .send_modify(|now| (now.state, now.current) = (state, current));
+    /// Changes what is told, and tells the broker at once.
+    pub fn update(&self, change: impl FnOnce(&mut WorkerPresence)) {
+        self.now.send_modify(change);
+    }
+}
+
+impl Bus {
+    /// Takes a dead process off the list, which would otherwise stay until it runs out.
+    pub async fn forget_worker(&self, worker: &WorkerId) {
+        remove(
+            self,
+            bucket_subject(&self.topology().workers.name, &worker.to_string()),
+        )
+        .await;
     }
 }
 
@@ -90,6 +100,7 @@ async fn publish(bus: &Bus, subject: &str, now: &WorkerPresence) {
     let publish = Publish {
         subject: subject.to_owned(),
         id: None,
+        after: None,
         headers,
         payload,
     };
@@ -107,6 +118,7 @@ async fn remove(bus: &Bus, subject: String) {
     let publish = Publish {
         subject,
         id: None,
+        after: None,
         headers,
         payload: bytes::Bytes::new(),
     };

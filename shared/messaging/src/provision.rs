@@ -97,21 +97,21 @@ impl Bus {
         self.conform(topology, Policy::Create).await
     }
 
-    /// Checks that everything is there as the topology says. Another ack deadline is no difference: services read
-    /// the one in force from their consumer.
+    /// Checks that everything is there as the topology says. Another ack deadline or age is no difference: services
+    /// read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
     }
 
     async fn conform(&self, topology: &Topology, policy: Policy) -> Result<(), ProvisionError> {
         self.conform_server()?;
-        for spec in [&topology.ar, &topology.denoise, &topology.results] {
+        for spec in topology.streams() {
             self.conform_stream(stream_config(spec), policy).await?;
         }
-        for spec in [&topology.jobs, &topology.workers] {
+        for spec in topology.buckets() {
             self.conform_stream(bucket_config(spec), policy).await?;
         }
-        for spec in [&topology.ar_consumer, &topology.denoise_consumer] {
+        for spec in topology.consumers() {
             self.conform_consumer(spec, policy).await?;
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Bus {
 
     async fn conform_stream(
         &self,
-        wanted: stream::Config,
+        mut wanted: stream::Config,
         policy: Policy,
     ) -> Result<(), ProvisionError> {
         let name = format!("stream {}", wanted.name);
@@ -158,7 +158,20 @@ impl Bus {
                     .config
             }
         };
+        if policy == Policy::Report {
+            wanted.max_age = found.max_age;
+            wanted.duplicate_window = found.duplicate_window;
+        }
         refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)
+    }
+
+    /// How long results can be fetched, as the broker has it; `None` where the stream is missing.
+    pub async fn result_ttl(&self) -> Result<Option<Duration>, BusError> {
+        let name = &self.topology().results.name;
+        let info = self
+            .api::<stream::Info>(name, format!("STREAM.INFO.{name}"), Bytes::new())
+            .await?;
+        Ok(info.map(|info| info.config.max_age))
     }
 
     async fn conform_consumer(
@@ -210,7 +223,7 @@ impl Bus {
     }
 
     /// One request to JetStream's API; `None` where it says that the stream or consumer does not exist.
-    async fn api<T: for<'de> Deserialize<'de>>(
+    pub(crate) async fn api<T: for<'de> Deserialize<'de>>(
         &self,
         what: &str,
         subject: String,
@@ -332,7 +345,7 @@ fn stream_config(spec: &StreamSpec) -> stream::Config {
             headers_only: true,
         }),
         allow_direct: true,
-        num_replicas: 1,
+        num_replicas: usize::from(spec.replicas),
         ..stream::Config::default()
     }
 }
@@ -362,7 +375,7 @@ fn bucket_config(spec: &BucketSpec) -> stream::Config {
         allow_direct: true,
         allow_message_ttl: spec.marker_ttl.is_some(),
         subject_delete_marker_ttl: spec.marker_ttl,
-        num_replicas: 1,
+        num_replicas: usize::from(spec.replicas),
         ..stream::Config::default()
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Publish {
     pub(crate) subject: String,
     /// Under which the server drops repeats; `None` where a repeat overwrites.
     pub(crate) id: Option<String>,
+    /// The sequence that the last message of this subject must have, 0 for none: the server's compare-and-set.
+    pub(crate) after: Option<u64>,
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
 }
@@ -51,20 +53,24 @@ pub(crate) struct Publish {
 /// The server's word on one try.
 enum Answer {
     Stored,
+    /// There is another last message than the one expected.
+    Conflict,
     Full,
-    TooLarge { bytes_max: usize },
+    TooLarge {
+        bytes_max: usize,
+    },
     Retry(Source),
 }
 
 impl Bus {
-    /// Queues a request for the AR stage. A repeat within the stream's window is dropped.
+    /// Queues a request for the AR stage, unless its message is in the queue already.
     pub async fn publish_ar_job(&self, job: &ArJob) -> Result<(), PublishError> {
         let subject = Subject::Ar(PriorityClass::Standard, job.job);
         self.enqueue(subject, job.job.to_string(), encode(job)?)
             .await
     }
 
-    /// Queues an output for a denoiser. A repeat within the stream's window is dropped.
+    /// Queues an output for a denoiser, unless its message is in the queue already.
     pub async fn publish_denoise_job(
         &self,
         class: PriorityClass,
@@ -79,15 +85,24 @@ impl Bus {
         .await
     }
 
-    /// Stores the record of an accepted job.
-    pub async fn create_job(&self, record: &JobRecord) -> Result<(), PublishError> {
+    /// Stores the record of an accepted job; `Taken` when it is there already, by an earlier try or another gateway.
+    pub async fn create_job(&self, record: &JobRecord) -> Result<Fence, PublishError> {
         let subject = bucket_subject(&self.topology().jobs.name, &record.job.to_string());
-        let id = Some(record.job.to_string());
+        self.create(subject, encode(record)?).await
+    }
+
+    /// Stores a message where there is none yet. A repeat of a try whose answer was lost reads `Taken`.
+    pub(crate) async fn create(
+        &self,
+        subject: String,
+        bytes: Vec<u8>,
+    ) -> Result<Fence, PublishError> {
         let publish = Publish {
             subject,
-            id,
+            id: None,
+            after: Some(0),
             headers: HeaderMap::new(),
-            payload: encode(record)?.into(),
+            payload: bytes.into(),
         };
         self.publish(&publish).await
     }
@@ -110,6 +125,7 @@ impl Bus {
         let publish = Publish {
             subject,
             id: Some(id.clone()),
+            after: None,
             headers,
             payload: encode(result)?.into(),
         };
@@ -120,7 +136,7 @@ impl Bus {
                 Answer::Stored => return Ok(Fence::First),
                 Answer::TooLarge { bytes_max } => return Err(too_large(&publish, bytes_max)),
                 // The server has one code for every limit and only its text tells which. What is stored tells too.
-                Answer::Full => match self.stored_result(result.output).await {
+                Answer::Full | Answer::Conflict => match self.stored_result(result.output).await {
                     Ok(Some(stored)) => return Ok(winner(stored.headers.as_ref(), &id)),
                     Ok(None) => "the results stream is full".into(),
                     Err(error) => error.into(),
@@ -138,22 +154,26 @@ impl Bus {
         bytes: Vec<u8>,
     ) -> Result<(), PublishError> {
         let subject = self.prefix().subject(&subject);
+        // The id alone is not enough: the server forgets ids at a restart. While the message is in the queue, its
+        // subject is not free; after that, results and lives tell that it was there.
         let publish = Publish {
             subject,
             id: Some(id),
+            after: Some(0),
             headers: HeaderMap::new(),
             payload: bytes.into(),
         };
-        self.publish(&publish).await
+        self.publish(&publish).await.map(|_| ())
     }
 
     /// Until the server says it is stored, or that it will not be.
-    async fn publish(&self, publish: &Publish) -> Result<(), PublishError> {
+    async fn publish(&self, publish: &Publish) -> Result<Fence, PublishError> {
         let end = Instant::now() + PUBLISH_RETRY_MAX;
         let mut delay = RETRY_DELAY_MIN;
         loop {
             let source = match self.try_publish(publish).await {
-                Answer::Stored => return Ok(()),
+                Answer::Stored => return Ok(Fence::First),
+                Answer::Conflict => return Ok(Fence::Taken),
                 Answer::Full => {
                     return Err(PublishError::Full {
                         subject: publish.subject.clone(),
@@ -167,9 +187,10 @@ impl Bus {
     }
 
     /// One try, without the retries: for what is soon published again anyway.
-    pub(crate) async fn publish_once(&self, publish: &Publish) -> Result<(), PublishError> {
+    pub(crate) async fn publish_once(&self, publish: &Publish) -> Result<Fence, PublishError> {
         match self.try_publish(publish).await {
-            Answer::Stored => Ok(()),
+            Answer::Stored => Ok(Fence::First),
+            Answer::Conflict => Ok(Fence::Taken),
             Answer::Full => Err(PublishError::Full {
                 subject: publish.subject.clone(),
             }),
@@ -186,6 +207,9 @@ impl Bus {
         trace::inject(&mut headers);
         if let Some(id) = &publish.id {
             headers.insert("Nats-Msg-Id", id.as_str());
+        }
+        if let Some(after) = publish.after {
+            headers.insert("Nats-Expected-Last-Subject-Sequence", after.to_string());
         }
         let answer = match self
             .request(
@@ -210,6 +234,7 @@ impl Bus {
             Ok(Response::Ok(_)) => Answer::Stored,
             Ok(Response::Err { error }) => match error.error_code() {
                 ServerCode::STREAM_STORE_FAILED => Answer::Full,
+                ServerCode::STREAM_WRONG_LAST_SEQUENCE => Answer::Conflict,
                 ServerCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => Answer::TooLarge {
                     bytes_max: self.client().max_payload(),
                 },

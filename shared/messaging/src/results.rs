@@ -86,6 +86,7 @@ impl Results {
             waiting: HashMap::new(),
             wanted: VecDeque::new(),
             known: HashSet::new(),
+            again: HashSet::new(),
             fetches: FuturesUnordered::new(),
         };
         tracker.spawn(matching.run(waiters_in, shutdown));
@@ -154,6 +155,8 @@ struct Matching {
     wanted: VecDeque<OutputId>,
     /// Those in `wanted` and `fetches`.
     known: HashSet<OutputId>,
+    /// Announced while a fetch was under way that may have asked too early.
+    again: HashSet<OutputId>,
     fetches: FuturesUnordered<Fetch>,
 }
 
@@ -214,8 +217,13 @@ impl Matching {
         let Ok(Subject::Done(output)) = self.bus.prefix().parse(&notice.subject) else {
             return;
         };
-        if self.is_missing(output) && self.known.insert(output) {
+        if !self.is_missing(output) {
+            return;
+        }
+        if self.known.insert(output) {
             self.wanted.push_front(output);
+        } else {
+            self.again.insert(output);
         }
     }
 
@@ -269,8 +277,10 @@ impl Matching {
 
     fn fetched(&mut self, output: OutputId, fetched: Result<Option<OutputResult>, BusError>) {
         self.known.remove(&output);
+        let again = self.again.remove(&output);
         match fetched {
             Ok(Some(result)) => self.hand_out(output, &result),
+            Ok(None) if again => self.want(output),
             Ok(None) => {}
             Err(error @ BusError::Decode { .. }) => {
                 // It is the output's one result and stays it: waiting on would only turn it into a timeout.

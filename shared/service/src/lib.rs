@@ -6,6 +6,7 @@ pub mod clock;
 mod device_thread;
 pub mod exit;
 pub mod health;
+pub mod host;
 mod model_args;
 pub mod process;
 mod shutdown;

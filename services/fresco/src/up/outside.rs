@@ -53,11 +53,11 @@ impl Outside {
 
     /// Sets the streams up, after each connection anew: somebody may have emptied the broker's store.
     async fn bring_up(&self) -> Result<(), Failure> {
-        let config = BusConfig {
-            urls: self.nats_urls.clone(),
-            prefix: self.args.prefix.clone(),
-            role: Role::Operator,
-        };
+        let config = BusConfig::new(
+            self.nats_urls.clone(),
+            self.args.prefix.clone(),
+            Role::Operator,
+        );
         let bus = Bus::connect(&config)
             .await
             .map_err(|error| Failure::unusable(&error))?;

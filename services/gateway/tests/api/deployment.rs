@@ -86,11 +86,7 @@ impl Deployment {
     pub(crate) async fn bare() -> Self {
         let broker = Broker::start();
         let prefix: Prefix = "t".parse().unwrap();
-        let config = BusConfig {
-            urls: vec![broker.url()],
-            prefix: prefix.clone(),
-            role: Role::Operator,
-        };
+        let config = BusConfig::new(vec![broker.url()], prefix.clone(), Role::Operator);
         let bus = Bus::connect(&config).await.unwrap();
         let nats = async_nats::connect(broker.url()).await.unwrap();
         let topology = Topology::new(&prefix);
@@ -125,10 +121,14 @@ impl Deployment {
             worker: WorkerId::generate(role),
             role,
             state: WorkerState::Idle,
-            device: "cpu".to_owned(),
+            reason: None,
+            host: "here".to_owned(),
             process: 1,
+            device: Some("cpu".to_owned()),
+            model_revision: None,
             health_address: None,
-            current: None,
+            held: Vec::new(),
+            outputs_open: 0,
         };
         self.presences.push(Presence::start(
             &self.bus,

@@ -14,10 +14,14 @@ fn worker(worker: &WorkerId) -> WorkerPresence {
         worker: worker.clone(),
         role: Role::Denoiser,
         state: WorkerState::Loading,
-        device: "cpu".to_owned(),
+        reason: None,
+        host: "here".to_owned(),
         process: 1,
+        device: Some("cpu".to_owned()),
+        model_revision: None,
         health_address: None,
-        current: None,
+        held: Vec::new(),
+        outputs_open: 0,
     }
 }
 
@@ -36,10 +40,13 @@ async fn a_worker_appears_changes_and_leaves() {
         ack_subject: "$JS.ACK".to_owned(),
         since: 1,
     };
-    presence.set(WorkerState::Busy, Some(current.clone()));
+    presence.update(|now| {
+        now.state = WorkerState::Busy;
+        now.held = vec![current.clone()];
+    });
     let busy = WorkerPresence {
         state: WorkerState::Busy,
-        current: Some(current),
+        held: vec![current],
         ..worker(&id)
     };
     until("it is busy", || async {

@@ -27,11 +27,7 @@ pub(crate) fn prefix() -> Prefix {
 }
 
 pub(crate) async fn connect(broker: &Broker, role: Role) -> Bus {
-    let config = BusConfig {
-        urls: vec![broker.url()],
-        prefix: prefix(),
-        role,
-    };
+    let config = BusConfig::new(vec![broker.url()], prefix(), role);
     let bus = Bus::connect(&config).await.expect("the address is one");
     within("connected", bus.connected()).await;
     bus

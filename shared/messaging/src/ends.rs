@@ -1,0 +1,130 @@
+//! Tells a worker that an output it works on has ended: by a cancel, by its deadline, by another worker.
+//!
+//! The notice of a stored result is the stop signal, so that there is no second way to end an output. Notices can be
+//! missed, so what is watched is also looked up every [`SWEEP_PERIOD`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_nats::Subscriber;
+use futures::StreamExt;
+use protocol::{JobId, OutputId, Subject};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{bus::Bus, error::BusError};
+
+/// How long a missed notice keeps a worker at work at most.
+const SWEEP_PERIOD: Duration = Duration::from_secs(5);
+
+/// Watches ends of outputs for one process. Clones share the task.
+#[derive(Debug, Clone)]
+pub struct Ends {
+    /// Locked for single map operations only. Bounded by what its process holds.
+    watched: Arc<Mutex<BTreeMap<OutputId, CancellationToken>>>,
+}
+
+/// One watched output; dropping it forgets the output.
+#[derive(Debug)]
+pub struct EndWatch {
+    ends: Ends,
+    output: OutputId,
+    ended: CancellationToken,
+}
+
+impl Ends {
+    /// Listens until `shutdown`.
+    pub async fn start(
+        bus: &Bus,
+        tracker: &TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Result<Self, BusError> {
+        let pattern = bus.prefix().done_pattern();
+        let subscribed = bus.client().subscribe(pattern.clone()).await;
+        let notices = subscribed.map_err(|source| BusError::Unavailable {
+            what: pattern,
+            source: source.into(),
+        })?;
+        let ends = Self {
+            watched: Arc::default(),
+        };
+        let listener = ends.clone().listen(bus.clone(), notices);
+        tracker.spawn(async move {
+            shutdown.run_until_cancelled(listener).await;
+        });
+        Ok(ends)
+    }
+
+    /// Watches `output`. One watch an output: a process holds each once. Watch first, then look whether it has ended
+    /// already.
+    pub fn watch(&self, output: OutputId) -> EndWatch {
+        let ended = CancellationToken::new();
+        self.lock().insert(output, ended.clone());
+        EndWatch {
+            ends: self.clone(),
+            output,
+            ended,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, CancellationToken>> {
+        // A panic between two map operations leaves a whole map.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, output: OutputId) {
+        if let Some(ended) = self.lock().get(&output) {
+            ended.cancel();
+        }
+    }
+
+    async fn listen(self, bus: Bus, mut notices: Subscriber) {
+        let mut sweep = interval(SWEEP_PERIOD);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                notice = notices.next() => {
+                    let Some(notice) = notice else { return };
+                    if let Ok(Subject::Done(output)) = bus.prefix().parse(&notice.subject) {
+                        self.end(output);
+                    }
+                }
+                _ = sweep.tick() => self.sweep(&bus).await,
+            }
+        }
+    }
+
+    async fn sweep(&self, bus: &Bus) {
+        let jobs: BTreeSet<JobId> = self.lock().keys().map(|output| output.job).collect();
+        for job in jobs {
+            match bus.ended_outputs(job).await {
+                Ok(ended) => ended
+                    .into_iter()
+                    .for_each(|index| self.end(job.output(index))),
+                // The next sweep asks again.
+                Err(error) => return tracing::debug!(%job, %error, "ends were not looked up"),
+            }
+        }
+    }
+}
+
+impl EndWatch {
+    /// Whether the output is known to have ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
+    /// Returns when the output has ended.
+    pub async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+}
+
+impl Drop for EndWatch {
+    fn drop(&mut self) {
+        self.ends.lock().remove(&self.output);
+    }
+}

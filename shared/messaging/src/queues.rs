@@ -1,0 +1,123 @@
+//! What the queues themselves say: how much waits, how much is held, who is free. And how to take something out of them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::Bytes;
+use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
+use serde::Deserialize;
+
+use crate::{bus::Bus, error::BusError};
+
+/// The state of one work queue, in messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// Waiting for a worker.
+    pub queued: u64,
+    /// With a worker: delivered and not acknowledged. One that was given back and waits counts here too.
+    pub held: u64,
+    /// Pull requests that wait: idle workers, for workers that take one at a time.
+    pub idle: u64,
+}
+
+/// The state of both work queues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Queues {
+    /// Requests.
+    pub ar: QueueDepth,
+    /// Outputs.
+    pub denoise: QueueDepth,
+}
+
+impl Bus {
+    /// How full the queues are.
+    pub async fn queues(&self) -> Result<Queues, BusError> {
+        let topology = self.topology();
+        let (ar, denoise) = futures::join!(
+            self.depth(&topology.ar_consumer),
+            self.depth(&topology.denoise_consumer)
+        );
+        Ok(Queues {
+            ar: ar?,
+            denoise: denoise?,
+        })
+    }
+
+    async fn depth(&self, spec: &ConsumerSpec) -> Result<QueueDepth, BusError> {
+        let info = self.consumer_info(spec).await?;
+        let info = info.ok_or_else(|| BusError::Missing {
+            what: format!("consumer {}/{}", spec.stream, spec.name),
+        })?;
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        Ok(QueueDepth {
+            queued: info.num_pending,
+            held: count(info.num_ack_pending),
+            idle: count(info.num_waiting),
+        })
+    }
+
+    /// Which outputs of `job` have a result. One small answer, whatever the pictures weigh.
+    pub async fn ended_outputs(&self, job: JobId) -> Result<BTreeSet<OutputIndex>, BusError> {
+        #[derive(Deserialize)]
+        struct Info {
+            state: State,
+        }
+        #[derive(Deserialize)]
+        struct State {
+            #[serde(default)]
+            subjects: Option<HashMap<String, u64>>,
+        }
+        let stream = &self.topology().results.name;
+        let request = serde_json::json!({ "subjects_filter": self.prefix().result_pattern(job) });
+        let info = self
+            .api::<Info>(
+                stream,
+                format!("STREAM.INFO.{stream}"),
+                request.to_string().into(),
+            )
+            .await?;
+        let info = info.ok_or_else(|| BusError::Missing {
+            what: format!("stream {stream}"),
+        })?;
+        let subjects = info.state.subjects.unwrap_or_default();
+        let index = |subject: &String| match self.prefix().parse(subject) {
+            Ok(Subject::Result(output)) => Some(output.index),
+            _ => None,
+        };
+        Ok(subjects.keys().filter_map(index).collect())
+    }
+
+    /// Takes what the queues still have of `job` out of them, for a job whose outputs all have a result: nobody has
+    /// to pull it only to find that out.
+    pub async fn withdraw(&self, job: JobId) -> Result<(), BusError> {
+        let topology = self.topology();
+        let (ar, denoise) = (
+            self.prefix().ar_pattern(job),
+            self.prefix().denoise_pattern(job),
+        );
+        self.purge(&topology.ar.name, &ar).await?;
+        self.purge(&topology.denoise.name, &denoise).await?;
+        Ok(())
+    }
+
+    /// Gives a message back for a worker that cannot: whoever knows the subject that acknowledges it may. Says
+    /// whether the broker heard.
+    pub async fn give_back(&self, ack_subject: &str) -> bool {
+        let nak = Bytes::from_static(b"-NAK");
+        self.request(ack_subject.to_owned(), None, nak)
+            .await
+            .is_ok()
+    }
+
+    /// Removes the messages of `stream` that match `pattern`; says how many.
+    pub(crate) async fn purge(&self, stream: &str, pattern: &str) -> Result<u64, BusError> {
+        #[derive(Deserialize)]
+        struct Purged {
+            purged: u64,
+        }
+        let request = serde_json::json!({ "filter": pattern }).to_string();
+        let purged = self
+            .api::<Purged>(stream, format!("STREAM.PURGE.{stream}"), request.into())
+            .await?;
+        Ok(purged.map_or(0, |purged| purged.purged))
+    }
+}
