@@ -8,10 +8,19 @@
 //! `slots_max`. The batch starts when it is full or when its oldest row has waited `delay`. One batch runs at a
 //! time, so whatever waits while one runs forms the next one without further delay.
 //!
+//! A row that took a worker down before, or failed, runs alone: a bad one costs its companions one batch, not their
+//! attempts.
+//!
 //! Oldest first over all sizes keeps a rare size from starving; the price is that a frequent size may wait for a
 //! batch of one. Letting full batches overtake would be faster on average and unbounded in the worst case.
 
 #![deny(missing_docs)]
+
+mod breaker;
+mod retry;
+
+pub use breaker::Breaker;
+pub use retry::{Others, Start, is_retried, may_start};
 
 use std::{
     collections::VecDeque,
@@ -36,6 +45,8 @@ pub struct Row {
     pub output: OutputId,
     /// Rows of one batch have one size.
     pub size: ImageSize,
+    /// It has no company: an earlier attempt failed or vanished.
+    pub alone: bool,
 }
 
 /// What happened.
@@ -45,6 +56,8 @@ pub enum Event {
     Arrived(Vec<Row>),
     /// The running batch ended, well or not.
     Finished,
+    /// These outputs need no prior any more: those of them that wait do not run.
+    Withdrawn(Vec<OutputId>),
     /// Time went by: the instant of an earlier [`Action::WakeAt`] has come.
     Woken,
 }
@@ -98,6 +111,9 @@ impl BatchFormer {
                 .waiting
                 .extend(rows.into_iter().map(|row| Waiting { row, since: now })),
             Event::Finished => self.running = false,
+            Event::Withdrawn(outputs) => self
+                .waiting
+                .retain(|waiting| !outputs.contains(&waiting.row.output)),
             Event::Woken => {}
         }
         self.next_action(now)
@@ -108,25 +124,29 @@ impl BatchFormer {
             return None;
         }
         let oldest = self.waiting.front()?;
-        let (size, starts_at) = (oldest.row.size, oldest.since + self.limits.delay);
+        let (first, starts_at) = (oldest.row, oldest.since + self.limits.delay);
+        if first.alone {
+            self.running = true;
+            return self.waiting.pop_front().map(|w| Action::Run(vec![w.row]));
+        }
         let rows = self
             .waiting
             .iter()
-            .filter(|waiting| waiting.row.size == size)
+            .filter(|waiting| joins(&waiting.row, &first))
             .count();
         if rows < self.limits.slots_max && now < starts_at {
             return Some(Action::WakeAt(starts_at));
         }
         self.running = true;
-        Some(Action::Run(self.take(size)))
+        Some(Action::Run(self.take(first)))
     }
 
-    /// Removes the oldest rows of `size`, up to a full batch.
-    fn take(&mut self, size: ImageSize) -> Vec<Row> {
+    /// Removes the oldest rows that go with `first`, up to a full batch.
+    fn take(&mut self, first: Row) -> Vec<Row> {
         let mut taken = Vec::new();
         let slots_max = self.limits.slots_max;
         self.waiting.retain(|waiting| {
-            let joins = waiting.row.size == size && taken.len() < slots_max;
+            let joins = joins(&waiting.row, &first) && taken.len() < slots_max;
             if joins {
                 taken.push(waiting.row);
             }
@@ -134,6 +154,11 @@ impl BatchFormer {
         });
         taken
     }
+}
+
+/// Whether `row` may share a batch with `first`.
+fn joins(row: &Row, first: &Row) -> bool {
+    row.size == first.size && !row.alone
 }
 
 #[cfg(test)]
@@ -158,6 +183,7 @@ mod tests {
             .map(|index| Row {
                 output: JobId::from_u128(job).output(index),
                 size,
+                alone: false,
             })
             .collect()
     }
@@ -222,6 +248,39 @@ mod tests {
         assert_eq!(
             former.apply(Event::Finished, start + DELAY),
             Some(Action::Run(rows(2, 2, 96)))
+        );
+    }
+
+    #[test]
+    fn a_suspect_row_runs_alone_and_joins_nobody() {
+        let (mut former, start) = (former(4), Instant::now());
+        let (before, mut suspect, after) = (rows(1, 1, 64), rows(2, 1, 64), rows(3, 1, 64));
+        suspect[0].alone = true;
+        former.apply(Event::Arrived(before.clone()), start);
+        former.apply(Event::Arrived(suspect.clone()), start);
+        former.apply(Event::Arrived(after.clone()), start);
+        let company = [before, after].concat();
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(company))
+        );
+        assert_eq!(
+            former.apply(Event::Finished, start + DELAY),
+            Some(Action::Run(suspect))
+        );
+    }
+
+    #[test]
+    fn a_withdrawn_row_does_not_run() {
+        let (mut former, start) = (former(4), Instant::now());
+        let (gone, kept) = (rows(1, 2, 64), rows(2, 1, 64));
+        former.apply(Event::Arrived(gone.clone()), start);
+        former.apply(Event::Arrived(kept.clone()), start);
+        let outputs = gone.iter().map(|row| row.output).collect();
+        former.apply(Event::Withdrawn(outputs), start);
+        assert_eq!(
+            former.apply(Event::Woken, start + DELAY),
+            Some(Action::Run(kept))
         );
     }
 

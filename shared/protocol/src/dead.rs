@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ArJob, Attempt, DenoiseJob, JobError, JobId, JobRecord, Message, OutputId, OutputIndex,
-    OutputRequest, UnixMillis, WorkStage,
+    ArJob, Attempt, AttemptOutcome, DenoiseJob, ErrorCode, JobError, JobId, JobRecord, Message,
+    OutputId, OutputIndex, OutputLife, OutputRequest, UnixMillis, WorkStage,
 };
 
 /// The message that could not be worked on.
@@ -50,6 +50,44 @@ pub struct Revival {
 }
 
 impl DeadLetter {
+    /// Of an output with this `life` that is given up at `stage`.
+    pub fn new(life: OutputLife, stage: WorkStage, message: DeadMessage, now: UnixMillis) -> Self {
+        let vanished = || {
+            let code = match stage {
+                WorkStage::Prior => ErrorCode::ArFailed,
+                WorkStage::Denoise => ErrorCode::DenoiseFailed,
+            };
+            JobError::new(code, "the worker vanished while it worked on the output")
+        };
+        let last = life.counted(stage).last();
+        let reason = match last.and_then(|attempt| attempt.outcome.clone()) {
+            Some(AttemptOutcome::Failed(error)) => error,
+            _ => vanished(),
+        };
+        Self {
+            output: life.output,
+            stage,
+            reason,
+            attempts: life.attempts,
+            message,
+            dead_at: now,
+        }
+    }
+
+    /// The error that its output ends with. It names the letter, which has the output's name.
+    pub fn result(&self) -> JobError {
+        let counted = self
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.stage == self.stage && attempt.counts())
+            .count();
+        let text = format!(
+            "given up after {counted} failed attempts, kept as dead letter {}; the last failure: {}",
+            self.output, self.reason.text
+        );
+        JobError::new(ErrorCode::AttemptsExhausted, &text)
+    }
+
     /// The same picture under a new job id: the old output has its result, and a result is never taken back.
     pub fn revive(&self, job: JobId, now: UnixMillis) -> Revival {
         let index = OutputIndex::FIRST;
@@ -104,7 +142,7 @@ const fn allowed(accepted_at: UnixMillis, deadline_at: UnixMillis) -> UnixMillis
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DenoiseParameters, ErrorCode, ImageFormat, ImageSize, Seed};
+    use crate::{DenoiseParameters, ImageFormat, ImageSize, Seed};
 
     fn letter() -> DeadLetter {
         let index = OutputIndex::new(2).expect("below 10");
