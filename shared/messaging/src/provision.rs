@@ -80,6 +80,13 @@ enum Policy {
     Report,
 }
 
+/// Whether a stream's age has to be the topology's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Age {
+    Fixed,
+    Free,
+}
+
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
 const STREAM_FIELDS_FREE: [&str; 6] = [
     "metadata",
@@ -97,7 +104,8 @@ impl Bus {
         self.conform(topology, Policy::Create).await
     }
 
-    /// Checks that everything is there as the topology says. Another ack deadline or age is no difference: services
+    /// Checks that everything is there as the topology says. Another ack deadline or age of results is no
+    /// difference: services
     /// read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
@@ -105,11 +113,19 @@ impl Bus {
 
     async fn conform(&self, topology: &Topology, policy: Policy) -> Result<(), ProvisionError> {
         self.conform_server()?;
-        for spec in topology.streams() {
-            self.conform_stream(stream_config(spec), policy).await?;
-        }
-        for spec in topology.buckets() {
-            self.conform_stream(bucket_config(spec), policy).await?;
+        let streams = topology.streams().into_iter().map(stream_config);
+        let buckets = topology.buckets().into_iter().map(bucket_config);
+        let chosen = [
+            topology.results.name.clone(),
+            bucket_stream(&topology.idempotency.name),
+        ];
+        for wanted in streams.chain(buckets) {
+            let age = if policy == Policy::Report && chosen.contains(&wanted.name) {
+                Age::Free
+            } else {
+                Age::Fixed
+            };
+            self.conform_stream(wanted, policy, age).await?;
         }
         for spec in topology.consumers() {
             self.conform_consumer(spec, policy).await?;
@@ -141,6 +157,7 @@ impl Bus {
         &self,
         mut wanted: stream::Config,
         policy: Policy,
+        age: Age,
     ) -> Result<(), ProvisionError> {
         let name = format!("stream {}", wanted.name);
         let info = format!("STREAM.INFO.{}", wanted.name);
@@ -158,7 +175,7 @@ impl Bus {
                     .config
             }
         };
-        if policy == Policy::Report {
+        if age == Age::Free {
             wanted.max_age = found.max_age;
             wanted.duplicate_window = found.duplicate_window;
         }

@@ -3,10 +3,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod lives;
 mod presence;
 mod provision;
 mod publish;
 mod queue;
+mod queues;
 mod results;
 mod site;
 mod trace;

@@ -1,0 +1,86 @@
+use std::time::Duration;
+
+use protocol::{AttemptOutcome, LifeEvent, OutputState, Refusal, WorkStage, WorkerId};
+use tokio::task::JoinSet;
+
+use crate::site::{Site, output, within};
+
+fn started(worker: &str) -> LifeEvent {
+    LifeEvent::Started {
+        stage: WorkStage::Denoise,
+        worker: worker.parse::<WorkerId>().unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn a_life_is_moved_on_and_survives_the_broker() {
+    let mut site = Site::start().await;
+    assert_eq!(site.bus.life(output(1)).await.unwrap(), None);
+    for event in [LifeEvent::PriorStored, started("a")] {
+        site.bus
+            .advance(output(1), event, 5)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    site.broker.kill();
+    site.broker.start_again();
+    // Said again by a worker that did not hear the answer: nothing changes, nothing is refused.
+    let life = within("advanced", site.bus.advance(output(1), started("a"), 9)).await;
+    let life = life.unwrap().unwrap();
+    assert_eq!(life.state, OutputState::DenoiseRunning);
+    assert_eq!((life.attempts.len(), life.attempts[0].started_at), (1, 5));
+    assert_eq!(site.bus.life(output(1)).await.unwrap(), Some(life));
+}
+
+#[tokio::test]
+async fn what_cannot_follow_is_refused_and_not_written() {
+    let site = Site::start().await;
+    site.bus
+        .advance(output(1), LifeEvent::PriorStored, 1)
+        .await
+        .unwrap()
+        .unwrap();
+    let before = site.bus.life(output(1)).await.unwrap();
+    let refused = site
+        .bus
+        .advance(output(1), LifeEvent::Admitted, 2)
+        .await
+        .unwrap();
+    assert_eq!(refused, Err(Refusal::PriorStored));
+    assert_eq!(site.bus.life(output(1)).await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn of_many_workers_at_once_none_overwrites_another() {
+    let site = Site::start().await;
+    let mut workers = JoinSet::new();
+    for number in 0..8 {
+        let bus = site.bus.clone();
+        workers.spawn(async move {
+            let worker = format!("w{number}");
+            bus.advance(output(1), started(&worker), 1)
+                .await
+                .unwrap()
+                .unwrap();
+        });
+    }
+    within("all have started", workers.join_all()).await;
+    let life = site.bus.life(output(1)).await.unwrap().unwrap();
+    let lost = |attempt: &&protocol::Attempt| attempt.outcome == Some(AttemptOutcome::Lost);
+    assert_eq!(life.attempts.len(), 8);
+    assert_eq!(life.attempts.iter().filter(lost).count(), 7);
+}
+
+#[tokio::test]
+async fn an_event_waits_for_a_broker_that_restarts() {
+    let mut site = Site::start().await;
+    site.broker.kill();
+    let bus = site.bus.clone();
+    let advancing =
+        JoinSet::from_iter([async move { bus.advance(output(1), started("a"), 1).await }]);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    site.broker.start_again();
+    let advanced = within("advanced", advancing.join_all()).await.remove(0);
+    assert!(advanced.unwrap().is_ok());
+}
