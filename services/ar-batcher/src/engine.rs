@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use protocol::{ImageSize, JobError, OutputId, PriorTokens, PriorUsage, Seed};
+use protocol::{
+    ImageSize, JobError, JobId, OutputId, OutputIndex, PriorTokens, PriorUsage, Seed,
+    limits::SIDE_PIXELS_MULTIPLE,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -58,11 +61,14 @@ pub enum EngineError {
     Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Runs batches. Implementations: [`crate::native::NativeEngine`] on libtorch, and an external SRT server over HTTP
-/// (not built yet), which is why a batch is a future and not a call.
+/// Runs batches. Implementations: [`crate::native::NativeEngine`] on libtorch, [`crate::replay::ReplayEngine`], and
+/// an external SRT server over HTTP (not built yet), which is why a batch is a future and not a call.
 pub trait PriorEngine: Send + Sync + 'static {
     /// Valid token ids are below this.
     fn codebook_size(&self) -> u32;
+
+    /// Which model this is: equal for workers that write alike.
+    fn revision(&self) -> String;
 
     /// One outcome per row, in the order of the rows. Stops early once `stop` is cancelled.
     fn run(
@@ -71,6 +77,35 @@ pub trait PriorEngine: Send + Sync + 'static {
         progress: watch::Sender<BatchProgress>,
         stop: CancellationToken,
     ) -> BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>>;
+
+    /// Writes the prior of the smallest picture, for nobody: whether the device still works. The inner error is a
+    /// device that computes wrong, the outer one a device that is gone; one that hangs is the caller's to give up.
+    fn self_test(&self) -> BoxFuture<'static, Result<Result<(), JobError>, EngineError>> {
+        let (batch, codebook_size) = (self_test_batch(), self.codebook_size());
+        let (size, rows) = (batch.size, batch.rows.len());
+        let progress = watch::Sender::new(BatchProgress::default());
+        let outcomes = self.run(batch, progress, CancellationToken::new());
+        Box::pin(async move {
+            let outcomes = checked(size, rows, outcomes.await?, codebook_size);
+            Ok(outcomes
+                .into_iter()
+                .try_for_each(|outcome| outcome.map(drop)))
+        })
+    }
+}
+
+/// One row with the empty prompt, which no client can send.
+fn self_test_batch() -> PriorBatch {
+    let row = PriorRow {
+        output: JobId::from_u128(0).output(OutputIndex::new(0).expect("0 is an index")),
+        prompt: "".into(),
+        seed: Seed::new(0).expect("0 is a seed"),
+    };
+    PriorBatch {
+        size: ImageSize::new(SIDE_PIXELS_MULTIPLE, SIDE_PIXELS_MULTIPLE)
+            .expect("a multiple of itself"),
+        rows: vec![row],
+    }
 }
 
 /// What every engine's answer is held to, whoever wrote it: one outcome per row, a grid that fits the size, ids in

@@ -8,6 +8,7 @@ mod counters;
 mod driver;
 pub mod engine;
 pub mod native;
+pub mod replay;
 mod request;
 mod settle;
 
@@ -17,18 +18,30 @@ use batching::{BatchFormer, BatchLimits};
 use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, PriorModel};
 use service::{
-    BusArgs, Health, ModelArgs, ShellArgs, Shutdown, exit::Failure, metrics::registry::Registry,
+    BusArgs, Health, ModelArgs, ReplayArgs, ShellArgs, Shutdown, exit::Failure,
+    metrics::registry::Registry,
 };
 
 use crate::{
     counters::Counters,
     driver::{Driver, Parts},
+    engine::PriorEngine,
     native::NativeEngine,
+    replay::ReplayEngine,
 };
 
 /// Largest batch: one runs while the next one waits, and both may be requests for one output each.
 const BATCH_SLOTS_MAX: i64 = 128;
 const _: () = assert!(BATCH_SLOTS_MAX as usize * 2 <= messaging::HELD_MAX);
+
+/// Who writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// The model, on libtorch
+    Native,
+    /// No model: times, tokens and failures by table
+    Replay,
+}
 
 /// Writes the prior tokens of requests, several at a time.
 #[derive(Debug, Clone, clap::Parser)]
@@ -37,9 +50,15 @@ pub struct Args {
     /// The broker.
     #[command(flatten)]
     pub bus: BusArgs,
+    /// Who writes
+    #[arg(long, value_enum, default_value_t = Engine::Native)]
+    pub engine: Engine,
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// What there is instead of a model.
+    #[command(flatten)]
+    pub replay: ReplayArgs,
     /// Outputs that may run together; a request for n outputs takes n slots
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_SLOTS_MAX))]
     pub batch_slots_max: u16,
@@ -49,6 +68,16 @@ pub struct Args {
     /// Everything else.
     #[command(flatten)]
     pub shell: ShellArgs,
+}
+
+impl Args {
+    /// The flags that go together, or the error that says which do not.
+    pub fn checked(self) -> Result<Self, clap::Error> {
+        if self.engine != Engine::Replay {
+            self.replay.refuse::<Self>()?;
+        }
+        Ok(self)
+    }
 }
 
 /// Verifies a checkpoint's parts that a batcher uses and returns the report to print.
@@ -75,7 +104,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     health.set_not_ready("loading the model");
     let Some(engine) = shutdown
         .token
-        .run_until_cancelled(NativeEngine::load(args.model.clone()))
+        .run_until_cancelled(load(&args))
         .await
         .transpose()?
     else {
@@ -87,8 +116,11 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
         queue: Queue::Ar,
-        device: args.model.device,
-        model_revision: "unknown".to_owned(),
+        device: match args.engine {
+            Engine::Native => args.model.device,
+            Engine::Replay => replay::REVISION.to_owned(),
+        },
+        model_revision: engine.revision(),
         host: service::host::name(),
         health_address,
     };
@@ -111,7 +143,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     };
     let parts = Parts {
         member: &member,
-        engine: Arc::new(engine),
+        engine,
         counters,
         stop: shutdown.token.clone(),
     };
@@ -123,4 +155,13 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
+}
+
+async fn load(args: &Args) -> Result<Arc<dyn PriorEngine>, Failure> {
+    let engine: Arc<dyn PriorEngine> = match args.engine {
+        Engine::Native => Arc::new(NativeEngine::load(args.model.clone()).await?),
+        Engine::Replay => Arc::new(ReplayEngine::load(&args.replay).await?),
+    };
+    tracing::info!(revision = engine.revision(), "loaded");
+    Ok(engine)
 }

@@ -9,7 +9,7 @@ use model::{
 };
 use protocol::{ErrorCode, ImageSize, JobError, PriorTokens, PriorUsage};
 use service::{DeviceThread, ModelArgs, exit::Failure};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{
@@ -20,15 +20,20 @@ use crate::engine::{
 pub struct NativeEngine {
     device: DeviceThread<PriorModel>,
     codebook_size: u32,
+    revision: String,
 }
 
 impl NativeEngine {
     /// Loads the model on a thread of its own.
     pub async fn load(args: ModelArgs) -> Result<Self, Failure> {
+        let (tell, revision) = oneshot::channel();
         let build = move || {
             model::set_threads(args.threads);
             let options = LoadOptions::from_text(&args.device, &args.dtype)?;
-            PriorModel::load(&Checkpoint::open(args.folder())?, options)
+            let checkpoint = Checkpoint::open(args.folder())?;
+            // Nobody listens when the start was given up.
+            tell.send(checkpoint.revision()?).ok();
+            PriorModel::load(&checkpoint, options)
         };
         let loaded = DeviceThread::start("device", build)
             .await
@@ -38,6 +43,7 @@ impl NativeEngine {
         Ok(Self {
             device,
             codebook_size: codebook_size.map_err(|error| Failure::failed(&error))?,
+            revision: revision.await.map_err(|error| Failure::failed(&error))?,
         })
     }
 }
@@ -45,6 +51,10 @@ impl NativeEngine {
 impl PriorEngine for NativeEngine {
     fn codebook_size(&self) -> u32 {
         self.codebook_size
+    }
+
+    fn revision(&self) -> String {
+        self.revision.clone()
     }
 
     fn run(
@@ -146,4 +156,26 @@ fn failed(error: &ModelError) -> JobError {
 
 fn no_row() -> JobError {
     JobError::new(ErrorCode::ArFailed, "the model answered no row")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_good_device_passes_its_self_test_and_tells_its_revision() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
+        let args = ModelArgs {
+            model: Some(tiny),
+            check_model: None,
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            threads: 1,
+        };
+        let engine = NativeEngine::load(args).await.expect("the tiny checkpoint");
+        assert_eq!(engine.self_test().await.expect("it lives"), Ok(()));
+        assert_eq!(engine.revision().len(), 12);
+    }
 }

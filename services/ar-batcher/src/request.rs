@@ -55,6 +55,7 @@ impl Held {
             .map(|index| Row {
                 output: self.job.job.output(*index),
                 size: self.job.size,
+                alone: false,
             })
             .collect()
     }

@@ -4,17 +4,33 @@
 //! stores the result through the fence and then acks. It keeps nothing: killed at any moment, its message goes to
 //! another worker with the prior tokens in it, so a retry never costs the AR stage.
 
-mod paint;
+pub mod engine;
+pub mod replay;
+pub mod torch;
 mod worker;
 
 use messaging::{Joining, Membership, ProvisionError, Queue};
-use model::{Checkpoint, LoadOptions, Painter};
+use model::{Checkpoint, Painter};
 use service::{
-    BusArgs, DeviceThread, Health, ModelArgs, ShellArgs, Shutdown, exit::Failure,
+    BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, ShellArgs, Shutdown, exit::Failure,
     metrics::registry::Registry,
 };
 
-use crate::worker::{Counters, Worker};
+use crate::{
+    engine::DenoiseEngine,
+    replay::ReplayEngine,
+    torch::TorchEngine,
+    worker::{Counters, Worker},
+};
+
+/// Who paints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// The model, on libtorch
+    Torch,
+    /// No model: times, pictures and failures by table
+    Replay,
+}
 
 /// Paints one output at a time from the denoise queue.
 #[derive(Debug, Clone, clap::Parser)]
@@ -23,12 +39,28 @@ pub struct Args {
     /// The broker.
     #[command(flatten)]
     pub bus: BusArgs,
+    /// Who paints
+    #[arg(long, value_enum, default_value_t = Engine::Torch)]
+    pub engine: Engine,
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// What there is instead of a model.
+    #[command(flatten)]
+    pub replay: ReplayArgs,
     /// Everything else.
     #[command(flatten)]
     pub shell: ShellArgs,
+}
+
+impl Args {
+    /// The flags that go together, or the error that says which do not.
+    pub fn checked(self) -> Result<Self, clap::Error> {
+        if self.engine != Engine::Replay {
+            self.replay.refuse::<Self>()?;
+        }
+        Ok(self)
+    }
 }
 
 /// Verifies a checkpoint's parts that a denoiser uses and returns the report to print.
@@ -52,22 +84,28 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
-    let Some(painter) = shutdown
+    let Some(engine) = shutdown
         .token
-        .run_until_cancelled(load(args.model.clone()))
+        .run_until_cancelled(load(args.clone()))
         .await
         .transpose()?
     else {
         return Ok(());
     };
 
+    let revision = engine.call(|engine| engine.revision()).await;
+    let revision = revision.map_err(|error| Failure::failed(&error))?;
+
     health.set_not_ready("waiting for the message broker");
     let joining = Joining {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
         queue: Queue::Denoise,
-        device: args.model.device,
-        model_revision: "unknown".to_owned(),
+        device: match args.engine {
+            Engine::Torch => args.model.device,
+            Engine::Replay => replay::REVISION.to_owned(),
+        },
+        model_revision: revision,
         host: service::host::name(),
         health_address,
     };
@@ -86,7 +124,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
 
     let worker = Worker {
         member: &member,
-        painter,
+        engine,
         counters,
         stop: shutdown.token.clone(),
     };
@@ -98,15 +136,23 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     outcome.map_err(|error| Failure::failed(&error))
 }
 
-/// Loads the painter on its device thread.
-async fn load(args: ModelArgs) -> Result<DeviceThread<Painter>, Failure> {
+/// Loads the engine on its device thread.
+async fn load(args: Args) -> Result<DeviceThread<Box<dyn DenoiseEngine>>, Failure> {
     let build = move || {
-        model::set_threads(args.threads);
-        let options = LoadOptions::from_text(&args.device, &args.dtype)?;
-        Painter::load(&Checkpoint::open(args.folder())?, options)
+        let engine: Box<dyn DenoiseEngine> = match args.engine {
+            Engine::Torch => {
+                let engine = TorchEngine::load(&args.model);
+                Box::new(engine.map_err(|error| Failure::unusable(&error))?)
+            }
+            Engine::Replay => {
+                let engine = ReplayEngine::load(&args.replay);
+                Box::new(engine.map_err(|error| Failure::unusable(&error))?)
+            }
+        };
+        tracing::info!(revision = engine.revision(), "loaded");
+        Ok(engine)
     };
-    let loaded = DeviceThread::start("device", build)
+    DeviceThread::start("device", build)
         .await
-        .map_err(|error| Failure::failed(&error))?;
-    loaded.map_err(|error| Failure::unusable(&error))
+        .map_err(|error| Failure::failed(&error))?
 }

@@ -7,7 +7,7 @@ use service::{exit, exit::Failure, process};
 const ROLE: &str = "fresco-denoiser";
 
 fn main() -> ! {
-    let args = Args::parse();
+    let args = Args::parse().checked().unwrap_or_else(|error| error.exit());
     let outcome = if args.model.check_model.is_some() {
         check(&args)
     } else {

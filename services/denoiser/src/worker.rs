@@ -3,7 +3,6 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use messaging::{Delivery, Fence, Lease, Membership, PublishError, WorkQueue};
-use model::Painter;
 use protocol::{
     CurrentWork, DenoiseJob, EncodedImage, ErrorCode, JobError, OutputId, OutputResult,
     OutputTimings, Progress, Stage, Subject, UnixMillis, WorkerState, decode, topology::in_time,
@@ -17,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-use crate::paint::{NotPainted, Painted, paint};
+use crate::engine::{DenoiseEngine, NotPainted, Painted};
 
 /// Between two tries to store a result that the broker did not take. Each try has its own retries; this only keeps a
 /// refusing broker from being hammered.
@@ -63,7 +62,7 @@ impl Counters {
 
 pub(crate) struct Worker<'a> {
     pub(crate) member: &'a Membership,
-    pub(crate) painter: DeviceThread<Painter>,
+    pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
     pub(crate) counters: Counters,
     pub(crate) stop: CancellationToken,
 }
@@ -189,8 +188,8 @@ impl Worker<'_> {
         let job = Arc::new(job);
         let call = {
             let (job, stop, span) = (Arc::clone(&job), self.stop.clone(), Span::current());
-            self.painter
-                .call(move |painter| span.in_scope(|| paint(painter, &job, &progress, &stop)))
+            self.engine
+                .call(move |engine| span.in_scope(|| engine.paint(&job, &progress, &stop)))
         };
         let painted = tokio::select! {
             painted = call => painted?,

@@ -4,7 +4,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use protocol::{ImageSize, Prefix, limits::OUTPUTS_PER_JOB_MAX};
-use service::BusArgs;
+use service::{BusArgs, ReplayArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,12 +53,34 @@ URL. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; w
 and is done by the next `fresco up` on the same data folder. More denoisers can be started by hand, on any machine
 that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
 
+/// Who writes and paints in a fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// The model, on libtorch
+    Native,
+    /// No model: times, pictures and failures by table
+    Replay,
+}
+
 /// `fresco up`.
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
+    /// Who writes and paints
+    #[arg(long, value_enum, default_value_t = Engine::Native)]
+    pub engine: Engine,
+
     /// Folder of the model, in the layout of zai-org/GLM-Image
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    #[arg(
+        long,
+        value_name = "DIR",
+        required_unless_present = "times",
+        conflicts_with = "times"
+    )]
+    pub model: Option<PathBuf>,
+
+    /// What there is instead of a model
+    #[command(flatten)]
+    pub replay: ReplayArgs,
 
     /// Folder for queues, results and logs; kept between runs
     #[arg(long, value_name = "DIR", default_value = "fresco-data")]
@@ -95,11 +117,11 @@ pub struct UpArgs {
     pub url_file: Option<PathBuf>,
 
     /// Device of the AR-batcher and the denoisers [default: theirs]
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "times")]
     pub device: Option<String>,
 
     /// Numbers the models compute with, `f32` or `bf16` [default: theirs]
-    #[arg(long, value_name = "DTYPE")]
+    #[arg(long, value_name = "DTYPE", conflicts_with = "times")]
     pub dtype: Option<String>,
 
     /// Most outputs in one AR batch [default: the AR-batcher's]
@@ -194,6 +216,18 @@ pub struct LeashArgs {
     pub arguments: Vec<OsString>,
 }
 
+impl Cli {
+    /// The flags that go together, or the error that says which do not.
+    pub fn checked(self) -> Result<Self, clap::Error> {
+        if let Command::Up(up) = &self.command
+            && up.engine != Engine::Replay
+        {
+            up.replay.refuse::<Self>()?;
+        }
+        Ok(self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -203,6 +237,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_fleet_has_a_model_or_replays() {
+        let up = |flags: &str| {
+            let flags = ["fresco", "up"].into_iter().chain(flags.split_whitespace());
+            Cli::try_parse_from(flags).and_then(Cli::checked).is_ok()
+        };
+        for (flags, allowed) in [
+            ("--model m", true),
+            ("--engine native --model m", true),
+            ("--engine replay --times t --time-scale 2 --faults f", true),
+            ("", false),
+            ("--engine replay", false),
+            ("--engine native --times t", false),
+            ("--times t", false),
+            ("--model m --faults f", false),
+            ("--engine replay --times t --model m", false),
+            ("--engine replay --times t --dtype bf16", false),
+        ] {
+            assert_eq!(up(flags), allowed, "{flags}");
+        }
     }
 
     #[test]

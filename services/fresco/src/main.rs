@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use fresco::args::Cli;
 
 fn main() -> ExitCode {
-    service::exit::report("fresco", fresco::run(fresco::args::Cli::parse()))
+    let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
+    service::exit::report("fresco", fresco::run(cli))
 }

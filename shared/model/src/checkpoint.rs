@@ -11,7 +11,7 @@ use crate::error::{ModelError, Result};
 use crate::weights::PartReport;
 
 /// Part and class, as the pipeline that this crate reproduces names them.
-const PARTS: [(&str, &str); 7] = [
+pub(crate) const PARTS: [(&str, &str); 7] = [
     ("processor", "GlmImageProcessor"),
     ("scheduler", "FlowMatchEulerDiscreteScheduler"),
     ("text_encoder", "T5EncoderModel"),

@@ -23,6 +23,7 @@ mod painter;
 mod picture;
 mod prior;
 mod report;
+mod revision;
 pub mod rng;
 mod sampler;
 mod schedule;

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
@@ -150,6 +151,43 @@ fn view(bytes: &[u8], count: i64, kind: Kind) -> Result<Tensor> {
     Ok(unsafe { Tensor::f_from_blob(data, &[count], &[1], kind, Device::Cpu)? })
 }
 
+/// The header of a file as it is written, without a look at its tensors.
+pub(crate) fn header(path: &Path) -> Result<Vec<u8>> {
+    let failed = |source| ModelError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?.len();
+    let truncated = |expected| ModelError::Truncated {
+        file: path.to_owned(),
+        found,
+        expected,
+    };
+    if found < LENGTH_BYTES as u64 {
+        return Err(truncated(LENGTH_BYTES as u64));
+    }
+    let mut length = [0; LENGTH_BYTES];
+    file.read_exact(&mut length).map_err(failed)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX {
+        return Err(too_long(path, length));
+    }
+    if found < LENGTH_BYTES as u64 + length {
+        return Err(truncated(LENGTH_BYTES as u64 + length));
+    }
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).map_err(failed)?;
+    Ok(header)
+}
+
+fn too_long(path: &Path, length: u64) -> ModelError {
+    ModelError::BadHeader {
+        file: path.to_owned(),
+        problem: format!("its header would be {length} bytes long"),
+    }
+}
+
 fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
     let bad = |problem: String| ModelError::BadHeader {
         file: path.to_owned(),
@@ -165,7 +203,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
     };
     let length = u64::from_le_bytes(*length);
     if length > HEADER_BYTES_MAX {
-        return Err(bad(format!("its header would be {length} bytes long")));
+        return Err(too_long(path, length));
     }
     let data_start = LENGTH_BYTES as u64 + length;
     let header = usize::try_from(data_start)

@@ -9,6 +9,7 @@ pub mod health;
 pub mod host;
 mod model_args;
 pub mod process;
+mod replay_args;
 mod shutdown;
 pub mod telemetry;
 
@@ -18,4 +19,5 @@ pub use health::Health;
 pub use model_args::ModelArgs;
 /// The metrics library, so that all roles fill the same kind of registry.
 pub use prometheus_client as metrics;
+pub use replay_args::ReplayArgs;
 pub use shutdown::Shutdown;

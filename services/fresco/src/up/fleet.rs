@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{run::ChildSpec, supervisor::Layer};
-use crate::args::UpArgs;
+use crate::args::{Engine, UpArgs};
 
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
 const GRACE_S: &str = "3";
@@ -53,14 +53,8 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
             arguments,
         }
     };
-    let mut model: Vec<OsString> = vec!["--model".into(), args.model.clone().into()];
-    if let Some(device) = &args.device {
-        model.extend(["--device".into(), device.into()]);
-    }
-    if let Some(dtype) = &args.dtype {
-        model.extend(["--dtype".into(), dtype.into()]);
-    }
-    let mut batcher = model.clone();
+    let engine = engine(args);
+    let mut batcher = engine.clone();
     if let Some(slots) = args.ar_slots_max {
         batcher.extend(["--batch-slots-max".into(), slots.to_string().into()]);
     }
@@ -76,11 +70,37 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
         service(
             format!("denoiser-{number}"),
             "fresco-denoiser",
-            model.clone(),
+            engine.clone(),
         )
     };
     services.extend((0..args.denoisers).map(denoiser));
     services
+}
+
+/// What the workers run: a model, which is the engine that they have by themselves, or a replay.
+fn engine(args: &UpArgs) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = Vec::new();
+    let mut flag = |name: &str, value: Option<OsString>| {
+        if let Some(value) = value {
+            flags.extend([name.into(), value]);
+        }
+    };
+    let file = |file: &Option<PathBuf>| file.clone().map(PathBuf::into_os_string);
+    match args.engine {
+        Engine::Native => {
+            flag("--model", file(&args.model));
+            flag("--device", args.device.clone().map(OsString::from));
+            flag("--dtype", args.dtype.clone().map(OsString::from));
+        }
+        Engine::Replay => {
+            let scale = args.replay.time_scale.to_string();
+            flag("--engine", Some("replay".into()));
+            flag("--times", file(&args.replay.times));
+            flag("--time-scale", Some(scale.into()));
+            flag("--faults", file(&args.replay.faults));
+        }
+    }
+    flags
 }
 
 #[cfg(test)]
@@ -91,7 +111,7 @@ mod tests {
     use crate::args::{Cli, Command};
 
     fn children(flags: &str) -> Vec<String> {
-        let cli = Cli::parse_from(format!("fresco up --model /m {flags}").split_whitespace());
+        let cli = Cli::parse_from(format!("fresco up {flags}").split_whitespace());
         let Command::Up(args) = cli.command else {
             panic!("not up: {cli:?}")
         };
@@ -124,7 +144,7 @@ mod tests {
             format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m"),
             format!("denoiser-1 = /bin/fresco-denoiser {common} --model /m"),
         ];
-        assert_eq!(children(""), expected);
+        assert_eq!(children("--model /m"), expected);
     }
 
     #[test]
@@ -141,9 +161,21 @@ mod tests {
         ];
         assert_eq!(
             children(
-                "--prefix x --denoisers 1 --device cuda:1 --dtype bf16 --ar-slots-max 8 --ar-delay-ms 20"
+                "--model /m --prefix x --denoisers 1 --device cuda:1 --dtype bf16 --ar-slots-max 8 --ar-delay-ms 20"
             ),
             expected
         );
+    }
+
+    #[test]
+    fn a_replay_is_passed_on_to_the_workers() {
+        let common = "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3";
+        let replay = "--engine replay --times /t --time-scale 0.5 --faults /f";
+        let expected = [
+            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!("ar-batcher = /bin/fresco-ar-batcher {common} {replay}"),
+            format!("denoiser-0 = /bin/fresco-denoiser {common} {replay}"),
+        ];
+        assert_eq!(children(&format!("--denoisers 1 {replay}")), expected);
     }
 }

@@ -95,11 +95,11 @@ struct Prepared {
 
 impl Prepared {
     async fn new(args: &UpArgs) -> Result<Self, Failure> {
-        if !args.model.is_dir() {
-            return Err(Failure::Unusable(format!(
-                "--model {}: no such folder",
-                args.model.display()
-            )));
+        if let Some(model) = &args.model
+            && !model.is_dir()
+        {
+            let text = format!("--model {}: no such folder", model.display());
+            return Err(Failure::Unusable(text));
         }
         let fresco = std::env::current_exe().map_err(|error| Failure::failed(&error))?;
         let programs = match &args.bin_dir {

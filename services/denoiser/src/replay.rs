@@ -1,0 +1,222 @@
+//! No model: steps that take their time, pictures that follow from the job, failures from a script.
+
+use std::time::Duration;
+
+use protocol::{DenoiseJob, ErrorCode, JobError, Progress, Stage};
+use replay::{Fault, FaultStage, Faults, ReplayError, Scene, Times, picture};
+use service::{ReplayArgs, clock::unix_millis};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward};
+
+/// What a replay engine calls its model.
+pub const REVISION: &str = "replay";
+
+/// Paints by table.
+#[derive(Debug, Clone)]
+pub struct ReplayEngine {
+    times: Times,
+    faults: Faults,
+}
+
+impl ReplayEngine {
+    /// Reads the table; a script of failures is read now, to refuse a bad one, and again at every job.
+    pub fn load(args: &ReplayArgs) -> Result<Self, ReplayError> {
+        Ok(Self {
+            times: Times::read(args.times_file(), args.time_scale)?,
+            faults: Faults::open(args.faults.as_deref())?,
+        })
+    }
+
+    /// Suffers what the script has for this prompt.
+    fn suffer(&self, prompt: &str) -> Result<(), JobError> {
+        let rules = self.faults.rules().map_err(|error| failed(&error))?;
+        let Some(fault) = rules.fault(FaultStage::Denoise, prompt) else {
+            return Ok(());
+        };
+        tracing::warn!(?fault, "scripted fault");
+        fault.enact();
+        debug_assert_eq!(fault, Fault::Fail);
+        let text = "scripted failure of the replay engine";
+        Err(JobError::new(ErrorCode::DenoiseFailed, text))
+    }
+}
+
+impl DenoiseEngine for ReplayEngine {
+    fn paint(
+        &self,
+        job: &DenoiseJob,
+        progress: &watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> Result<Painted, NotPainted> {
+        self.suffer(&job.prompt).map_err(NotPainted::Failed)?;
+        let steps = u32::from(job.denoise.steps());
+        progress.send_replace(step_forward(job, Stage::Denoise, 0, steps));
+        for step in 1..=steps {
+            if stop.is_cancelled() {
+                return Err(NotPainted::Stopped);
+            }
+            occupy_device(self.times.step());
+            progress.send_replace(step_forward(job, Stage::Denoise, step, steps));
+        }
+        let denoise_finished_at = unix_millis();
+        occupy_device(self.times.decode());
+        let scene = Scene {
+            prompt: &job.prompt,
+            seed: job.seed,
+            size: job.size,
+            denoise: job.denoise,
+            prior: &job.prior,
+        };
+        let bytes = picture(&scene).map_err(|error| NotPainted::Failed(failed(&error)))?;
+        progress.send_replace(step_forward(job, Stage::Decode, 1, 1));
+        Ok(Painted {
+            image: encoded(job, bytes)?,
+            denoise_finished_at,
+        })
+    }
+
+    fn self_test(&self) -> Result<(), JobError> {
+        self.suffer("")?;
+        occupy_device(self.times.step() + self.times.decode());
+        Ok(())
+    }
+
+    fn revision(&self) -> String {
+        REVISION.to_owned()
+    }
+}
+
+/// Nothing interrupts a step of a real device, so nothing interrupts this.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the device's own thread is busy, as it would be in a call of libtorch; no executor waits for it"
+)]
+fn occupy_device(time: Duration) {
+    std::thread::sleep(time);
+}
+
+fn failed(error: &(dyn std::error::Error + 'static)) -> JobError {
+    JobError::new(ErrorCode::DenoiseFailed, &service::exit::chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::{
+        DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, PriorUsage, Seed,
+    };
+    use replay::{ArTimes, DenoiseTimes, Table, prior_tokens};
+
+    use super::*;
+
+    fn job(prompt: &str, steps: u16) -> DenoiseJob {
+        let (seed, size) = (Seed::new(7), ImageSize::new(64, 32));
+        let (seed, size) = (seed.expect("small"), size.expect("multiples of 32"));
+        DenoiseJob {
+            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
+            prompt: prompt.into(),
+            seed,
+            size,
+            format: ImageFormat::Png,
+            denoise: DenoiseParameters::new(steps, 1.5).expect("in range"),
+            prior: prior_tokens(seed, size),
+            usage: PriorUsage {
+                prompt_tokens: 1,
+                generated_tokens: 1,
+            },
+            accepted_at: 0,
+            ar_started_at: 0,
+            ar_finished_at: 0,
+            deadline_at: 1,
+        }
+    }
+
+    /// An engine of no time, with a script.
+    fn engine(script: &str) -> (ReplayEngine, tempfile::TempDir) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("faults.json");
+        std::fs::write(&file, script).expect("a writable folder");
+        let table = Table {
+            ar: ArTimes {
+                batch_ms: 0.0,
+                row_ms: 0.0,
+            },
+            denoise: DenoiseTimes {
+                step_ms: 0.0,
+                decode_ms: 0.0,
+            },
+        };
+        let engine = ReplayEngine {
+            times: Times::new(table, 1.0).expect("in range"),
+            faults: Faults::open(Some(&file)).expect("a script"),
+        };
+        (engine, folder)
+    }
+
+    fn paint(engine: &ReplayEngine, job: &DenoiseJob) -> Result<Vec<u8>, NotPainted> {
+        let progress = watch::Sender::new(step_forward(job, Stage::Denoise, 0, 1));
+        let painted = engine.paint(job, &progress, &CancellationToken::new())?;
+        assert_eq!(painted.image.size, job.size);
+        assert_eq!(
+            *progress.borrow(),
+            step_forward(job, Stage::Decode, 1, 1),
+            "told to the end"
+        );
+        Ok(painted.image.bytes)
+    }
+
+    #[test]
+    fn the_same_job_gives_the_same_picture_and_another_job_another() {
+        let (engine, _folder) = engine("[]");
+        let first = paint(&engine, &job("a red fox", 3)).expect("painted");
+        let again = paint(&engine, &job("a red fox", 3)).expect("painted");
+        let other = paint(&engine, &job("a red fox", 4)).expect("painted");
+        assert_eq!(first, again);
+        assert_ne!(first, other);
+    }
+
+    #[test]
+    fn a_stop_is_heard_before_a_step() {
+        let (engine, _folder) = engine("[]");
+        let (job, stop) = (job("a red fox", 3), CancellationToken::new());
+        stop.cancel();
+        let progress = watch::Sender::new(step_forward(&job, Stage::Prior, 0, 0));
+        let stopped = engine.paint(&job, &progress, &stop);
+        assert!(matches!(stopped, Err(NotPainted::Stopped)));
+        assert_eq!(*progress.borrow(), step_forward(&job, Stage::Denoise, 0, 3));
+    }
+
+    #[test]
+    fn a_scripted_failure_is_its_own_prompts_and_of_this_stage_only() {
+        let script = r#"[{"prompt_contains": "poison", "stage": "denoise", "fault": "fail"},
+                         {"prompt_contains": "fox", "stage": "prior", "fault": "fail"}]"#;
+        let (engine, folder) = engine(script);
+        let failed = paint(&engine, &job("a poison", 1));
+        let Err(NotPainted::Failed(error)) = failed else {
+            panic!("painted: {failed:?}")
+        };
+        assert_eq!(error.code, ErrorCode::DenoiseFailed);
+        assert!(paint(&engine, &job("a red fox", 1)).is_ok());
+        assert_eq!(engine.self_test(), Ok(()));
+
+        std::fs::remove_file(folder.path().join("faults.json")).expect("it is there");
+        assert!(paint(&engine, &job("a poison", 1)).is_ok());
+    }
+
+    #[test]
+    fn a_rule_for_every_prompt_fails_the_self_test_too() {
+        let script = r#"[{"prompt_contains": "", "stage": "denoise", "fault": "fail"}]"#;
+        let (engine, _folder) = engine(script);
+        let code = engine.self_test().map_err(|error| error.code);
+        assert_eq!(code, Err(ErrorCode::DenoiseFailed));
+    }
+
+    #[test]
+    #[should_panic(expected = "scripted")]
+    fn a_scripted_panic_is_one_of_the_thread_that_paints() {
+        let script = r#"[{"prompt_contains": "p", "stage": "denoise", "fault": "panic"}]"#;
+        let (engine, _folder) = engine(script);
+        drop(paint(&engine, &job("p", 1)));
+    }
+}

@@ -1,0 +1,219 @@
+//! Our own DiT and VAE on libtorch.
+
+use std::ops::ControlFlow;
+
+use model::{Checkpoint, LoadOptions, ModelError, PaintProgress, PaintRequest, Painter, PriorGrid};
+use protocol::{
+    DenoiseJob, DenoiseParameters, ErrorCode, ImageFormat, JobError, Progress, Stage,
+    limits::SIDE_PIXELS_MULTIPLE,
+};
+use service::{ModelArgs, clock::unix_millis};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward};
+
+/// A loaded checkpoint's denoising half.
+#[derive(Debug)]
+pub struct TorchEngine {
+    painter: Painter,
+    revision: String,
+}
+
+impl TorchEngine {
+    /// Loads the model; to be called on the thread that will own the device.
+    pub fn load(args: &ModelArgs) -> Result<Self, ModelError> {
+        model::set_threads(args.threads);
+        let options = LoadOptions::from_text(&args.device, &args.dtype)?;
+        let checkpoint = Checkpoint::open(args.folder())?;
+        Ok(Self {
+            painter: Painter::load(&checkpoint, options)?,
+            revision: checkpoint.revision()?,
+        })
+    }
+}
+
+impl DenoiseEngine for TorchEngine {
+    fn paint(
+        &self,
+        job: &DenoiseJob,
+        progress: &watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> Result<Painted, NotPainted> {
+        let steps = u32::from(job.denoise.steps());
+        let mut denoise_finished_at = 0;
+        let mut observe = |done: PaintProgress| {
+            let (stage, step, steps) = match done {
+                PaintProgress::GlyphEncoded => (Stage::Denoise, 0, steps),
+                PaintProgress::Step { step, steps } => (Stage::Denoise, step, steps),
+                PaintProgress::Decoded => (Stage::Decode, 1, 1),
+            };
+            if stage == Stage::Denoise {
+                denoise_finished_at = unix_millis();
+            }
+            progress.send_replace(step_forward(job, stage, step, steps));
+            if step_is_next(done) && stop.is_cancelled() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let picture = self
+            .painter
+            .paint(&request(job), &mut observe)
+            .map_err(not_painted)?;
+        let bytes = match job.format {
+            ImageFormat::Png => picture.to_png().map_err(not_painted)?,
+        };
+        Ok(Painted {
+            image: encoded(job, bytes)?,
+            denoise_finished_at,
+        })
+    }
+
+    fn self_test(&self) -> Result<(), JobError> {
+        let request = PaintRequest {
+            prompt: "",
+            height: SIDE_PIXELS_MULTIPLE,
+            width: SIDE_PIXELS_MULTIPLE,
+            seed: 0,
+            steps: 1,
+            guidance_scale: DenoiseParameters::GUIDANCE_SCALE_DEFAULT,
+            prior: PriorGrid {
+                h: 1,
+                w: 1,
+                ids: &[0],
+            },
+        };
+        let picture = self
+            .painter
+            .paint(&request, &mut |_| ControlFlow::Continue(()));
+        picture
+            .and_then(|picture| picture.to_png())
+            .map(drop)
+            .map_err(|error| failed(&error))
+    }
+
+    fn revision(&self) -> String {
+        self.revision.clone()
+    }
+}
+
+/// Whether a stop still saves a step.
+fn step_is_next(done: PaintProgress) -> bool {
+    match done {
+        PaintProgress::GlyphEncoded => true,
+        PaintProgress::Step { step, steps } => step < steps,
+        PaintProgress::Decoded => false,
+    }
+}
+
+fn request(job: &DenoiseJob) -> PaintRequest<'_> {
+    PaintRequest {
+        prompt: &job.prompt,
+        height: job.size.height(),
+        width: job.size.width(),
+        seed: job.seed.get(),
+        steps: u32::from(job.denoise.steps()),
+        guidance_scale: job.denoise.guidance_scale(),
+        prior: PriorGrid {
+            h: u32::from(job.prior.rows()),
+            w: u32::from(job.prior.columns()),
+            ids: job.prior.ids(),
+        },
+    }
+}
+
+fn not_painted(error: ModelError) -> NotPainted {
+    match error {
+        ModelError::Interrupted => NotPainted::Stopped,
+        error => NotPainted::Failed(failed(&error)),
+    }
+}
+
+fn failed(error: &ModelError) -> JobError {
+    JobError::new(ErrorCode::DenoiseFailed, &service::exit::chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use protocol::{ImageFormat, ImageSize, JobId, OutputIndex, PriorTokens, PriorUsage, Seed};
+
+    use super::*;
+
+    fn engine() -> TorchEngine {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
+        let args = ModelArgs {
+            model: Some(tiny),
+            check_model: None,
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            threads: 1,
+        };
+        TorchEngine::load(&args).expect("the tiny checkpoint")
+    }
+
+    fn job(steps: u16) -> DenoiseJob {
+        DenoiseJob {
+            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
+            prompt: "a red fox".into(),
+            seed: Seed::new(7).expect("small"),
+            size: ImageSize::new(32, 32).expect("multiples of 32"),
+            format: ImageFormat::Png,
+            denoise: DenoiseParameters::new(steps, 1.5).expect("in range"),
+            prior: PriorTokens::new(1, 1, vec![3]).expect("fills the grid"),
+            usage: PriorUsage {
+                prompt_tokens: 1,
+                generated_tokens: 1,
+            },
+            accepted_at: 0,
+            ar_started_at: 0,
+            ar_finished_at: 0,
+            deadline_at: 1,
+        }
+    }
+
+    /// Whether there is a picture.
+    fn paint(engine: &TorchEngine, job: &DenoiseJob, stop: &CancellationToken) -> bool {
+        let progress = watch::Sender::new(step_forward(job, Stage::Denoise, 0, 1));
+        match engine.paint(job, &progress, stop) {
+            Ok(painted) => {
+                assert!(painted.image.bytes.starts_with(b"\x89PNG\r\n\x1a\n"));
+                true
+            }
+            Err(NotPainted::Stopped) => false,
+            Err(NotPainted::Failed(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_good_device_passes_its_self_test_and_tells_its_revision() {
+        let engine = engine();
+        assert_eq!(engine.self_test(), Ok(()));
+        assert_eq!(engine.revision().len(), 12);
+    }
+
+    #[test]
+    fn a_picture_whose_last_step_is_done_is_finished() {
+        let step = |step| PaintProgress::Step { step, steps: 3 };
+        for (done, expected) in [
+            (PaintProgress::GlyphEncoded, true),
+            (step(1), true),
+            (step(2), true),
+            (step(3), false),
+            (PaintProgress::Decoded, false),
+        ] {
+            assert_eq!(step_is_next(done), expected, "{done:?}");
+        }
+    }
+
+    #[test]
+    fn a_stop_is_heard_before_the_first_step() {
+        let (engine, stop) = (engine(), CancellationToken::new());
+        assert!(paint(&engine, &job(1), &stop));
+        stop.cancel();
+        assert!(!paint(&engine, &job(1), &stop));
+    }
+}
