@@ -31,7 +31,14 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ),
     (
         "denoiser",
-        &["messaging", "model", "protocol", "replay", "service"],
+        &[
+            "batching",
+            "messaging",
+            "model",
+            "protocol",
+            "replay",
+            "service",
+        ],
     ),
     ("fresco", &["messaging", "protocol", "service"]),
     ("integration", &["messaging", "protocol", "replay"]),

@@ -8,6 +8,11 @@ pub(crate) struct Counters {
     rows_started: Counter,
     rows_finished: Counter,
     rows_failed: Counter,
+    pub(crate) withdrawn: Counter,
+    pub(crate) dead: Counter,
+    pub(crate) refused: Counter,
+    pub(crate) suppressed: Counter,
+    pub(crate) quarantines: Counter,
 }
 
 impl Counters {
@@ -32,8 +37,33 @@ impl Counters {
         );
         counter(
             "fresco_ar_rows_failed",
-            "Outputs the AR stage ended with an error",
+            "Rows that the AR engine failed at",
             &counters.rows_failed,
+        );
+        counter(
+            "fresco_ar_rows_withdrawn",
+            "Outputs that ended, or were another batcher's, before the AR stage was done with them",
+            &counters.withdrawn,
+        );
+        counter(
+            "fresco_outputs_dead",
+            "Outputs given up as dead letters",
+            &counters.dead,
+        );
+        counter(
+            "fresco_transitions_refused",
+            "Events that could not follow in an output's life",
+            &counters.refused,
+        );
+        counter(
+            "fresco_results_suppressed",
+            "Results that were second and dropped",
+            &counters.suppressed,
+        );
+        counter(
+            "fresco_quarantines",
+            "Times the worker took itself out because its engine failed in a row",
+            &counters.quarantines,
         );
         counters
     }

@@ -4,6 +4,8 @@
 //! It keeps nothing that the broker does not have: killed at any moment, its messages go to another batcher.
 
 mod admit;
+mod batch;
+mod bench;
 mod counters;
 mod driver;
 pub mod engine;
@@ -14,15 +16,16 @@ mod settle;
 
 use std::{sync::Arc, time::Duration};
 
-use batching::{BatchFormer, BatchLimits};
+use batching::BatchLimits;
 use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, PriorModel};
 use service::{
-    BusArgs, Health, ModelArgs, ReplayArgs, ShellArgs, Shutdown, exit::Failure,
+    BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown, exit::Failure,
     metrics::registry::Registry,
 };
 
 use crate::{
+    bench::Bench,
     counters::Counters,
     driver::{Driver, Parts},
     engine::PriorEngine,
@@ -65,6 +68,9 @@ pub struct Args {
     /// Milliseconds that an output waits for others of its size while the engine is idle
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub batch_delay_ms: u64,
+    /// What a failure costs.
+    #[command(flatten)]
+    pub retry: RetryArgs,
     /// Everything else.
     #[command(flatten)]
     pub shell: ShellArgs,
@@ -135,6 +141,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     };
     let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
+    let broker = health.clone();
+    member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
     let limits = BatchLimits {
@@ -142,14 +150,19 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         delay: Duration::from_millis(args.batch_delay_ms),
     };
     let parts = Parts {
-        member: &member,
+        bench: Bench {
+            member: &member,
+            counters,
+            attempts_max: args.retry.attempts_max,
+        },
         engine,
-        counters,
+        limits,
+        failures_max: args.retry.failures_max,
+        health: health.clone(),
+        tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
     };
-    let outcome = Driver::new(parts, BatchFormer::new(limits))
-        .run(queue)
-        .await;
+    let outcome = Driver::new(parts).run(queue).await;
     health.set_not_ready("stopping");
     member.leave();
     shutdown.finish(args.shell.grace).await;

@@ -1,11 +1,12 @@
 //! A request in the batcher's hands: taken when its message comes, settled when each of its outputs is on its way.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use batching::Row;
-use messaging::Lease;
+use messaging::{EndWatch, Lease};
 use protocol::{
-    ArJob, DenoiseJob, OutputId, OutputIndex, OutputRequest, PriorityClass, UnixMillis,
+    ArJob, CurrentWork, DenoiseJob, OutputId, OutputIndex, OutputRequest, PriorityClass,
+    UnixMillis, topology::in_time,
 };
 
 use crate::engine::{Prior, PriorRow};
@@ -18,8 +19,19 @@ pub(crate) struct Held {
     /// Its span: the parent of everything published for it.
     pub(crate) span: tracing::Span,
     pub(crate) lease: Lease,
+    held_since: UnixMillis,
     /// Outputs not yet fanned out or answered.
-    open: Vec<OutputIndex>,
+    open: BTreeMap<OutputIndex, OpenOutput>,
+}
+
+/// An output that needs prior tokens.
+pub(crate) struct OpenOutput {
+    /// Tells when it has ended.
+    pub(crate) watch: EndWatch,
+    /// An earlier attempt failed or vanished: it runs alone.
+    pub(crate) suspect: bool,
+    /// Not this worker's to try: it goes back when the request has nothing else left here.
+    pub(crate) parked: bool,
 }
 
 /// When a batch ran.
@@ -33,9 +45,10 @@ impl Held {
     /// A request of which the outputs `open` still need prior tokens.
     pub(crate) fn new(
         job: ArJob,
-        open: Vec<OutputIndex>,
+        open: BTreeMap<OutputIndex, OpenOutput>,
         class: PriorityClass,
         lease: Lease,
+        held_since: UnixMillis,
     ) -> Self {
         let prompt = Arc::from(job.prompt.as_str());
         Self {
@@ -44,24 +57,45 @@ impl Held {
             class,
             span: tracing::Span::current(),
             lease,
+            held_since,
             open,
         }
     }
 
     /// The rows to run.
     pub(crate) fn rows(&self) -> Vec<Row> {
-        self.open
-            .iter()
-            .map(|index| Row {
-                output: self.job.job.output(*index),
-                size: self.job.size,
-                alone: false,
-            })
+        let runs = self.open.iter().filter(|(_, output)| !output.parked);
+        runs.map(|(index, output)| self.row(*index, output.suspect))
             .collect()
+    }
+
+    fn row(&self, index: OutputIndex, alone: bool) -> Row {
+        Row {
+            output: self.job.job.output(index),
+            size: self.job.size,
+            alone,
+        }
+    }
+
+    /// What the fleet is told of it; `None` for a request without outputs.
+    pub(crate) fn work(&self) -> Option<CurrentWork> {
+        let first = self.job.outputs.first()?;
+        Some(CurrentWork {
+            output: self.job.job.output(first.index),
+            ack_subject: self.lease.ack_subject(),
+            since: self.held_since,
+        })
     }
 
     fn output(&self, index: OutputIndex) -> Option<&OutputRequest> {
         self.job.outputs.iter().find(|output| output.index == index)
+    }
+
+    /// The request's message with `output` alone, for a dead letter.
+    pub(crate) fn message_of(&self, output: OutputId) -> ArJob {
+        let mut job = self.job.clone();
+        job.outputs.retain(|request| request.index == output.index);
+        job
     }
 
     /// The engine's row of `output`; `None` for an output that is not this request's.
@@ -103,9 +137,69 @@ impl Held {
         self.job.accepted_at
     }
 
-    /// `output` is on its way or answered; says whether all are.
-    pub(crate) fn settle(&mut self, output: OutputId) -> bool {
-        self.open.retain(|index| *index != output.index);
-        self.open.is_empty()
+    /// Whether work on it may start at `now`.
+    pub(crate) fn in_time(&self, now: UnixMillis) -> bool {
+        in_time(self.job.deadline_at, now)
     }
+
+    /// Outputs that have ended by other hands than ours.
+    pub(crate) fn ended(&self) -> Vec<OutputId> {
+        let ended = self.open.iter().filter(|(_, open)| open.watch.has_ended());
+        ended
+            .map(|(index, _)| self.job.job.output(*index))
+            .collect()
+    }
+
+    /// Whether `output` still needs its prior.
+    pub(crate) fn needs(&self, output: OutputId) -> bool {
+        self.open
+            .get(&output.index)
+            .is_some_and(|open| !open.watch.has_ended())
+    }
+
+    /// Every output that is open.
+    pub(crate) fn open(&self) -> Vec<OutputId> {
+        let open = self.open.keys();
+        open.map(|index| self.job.job.output(*index)).collect()
+    }
+
+    /// `output` failed once and runs alone from now on.
+    pub(crate) fn suspect(&mut self, output: OutputId) -> Option<Row> {
+        self.open.get_mut(&output.index)?.suspect = true;
+        Some(self.row(output.index, true))
+    }
+
+    /// `output` is left to another worker.
+    pub(crate) fn park(&mut self, output: OutputId) {
+        if let Some(open) = self.open.get_mut(&output.index) {
+            open.parked = true;
+        }
+    }
+
+    /// `output` is on its way or answered.
+    pub(crate) fn settle(&mut self, output: OutputId) {
+        self.open.remove(&output.index);
+    }
+
+    /// What is to be done with its message now.
+    pub(crate) fn rest(&self) -> Rest {
+        if self.open.is_empty() {
+            Rest::Ack
+        } else if self.open.values().all(|open| open.parked) {
+            Rest::GiveBack
+        } else {
+            Rest::Keep
+        }
+    }
+}
+
+/// What is to be done with a request's message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Outputs of it wait or run here.
+    Keep,
+    /// Every output is on its way or answered.
+    Ack,
+    /// What is left is another worker's.
+    GiveBack,
 }

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use messaging::{Bus, Fence, PublishError};
-use protocol::{ErrorCode, JobError, OutputId, OutputResult, OutputTimings, Seed, UnixMillis};
+use messaging::PublishError;
+use protocol::{
+    ErrorCode, JobError, LifeEvent, OutputId, OutputResult, OutputTimings, Seed, UnixMillis,
+};
 use service::{clock::unix_millis, exit::chain};
 
 use crate::{
-    engine::RowOutcome,
+    bench::Bench,
+    engine::Prior,
     request::{BatchTimes, Held},
 };
 
@@ -15,55 +18,57 @@ use crate::{
 /// stream from being hammered, and being stuck here is the back-pressure that stops the batcher from taking more.
 pub(crate) const STORE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Stores `output`'s denoise message or its error, however long the broker takes.
-pub(crate) async fn store(
-    bus: &Bus,
+/// How long a message rests that this batcher cannot or should not run: another one waits for work by then, or the
+/// broker answers again.
+pub(crate) const REST: Duration = Duration::from_millis(500);
+
+/// Stores `output`'s denoise message, however long the broker takes.
+pub(crate) async fn fan_out(
+    bench: &Bench<'_>,
     held: &Held,
     output: OutputId,
-    outcome: RowOutcome,
+    prior: Prior,
     times: BatchTimes,
 ) {
-    let (error, seed) = match outcome {
-        Err(error) => (error, None),
-        Ok(prior) => match held.denoise_job(output, prior, times) {
-            None => (
-                JobError::new(ErrorCode::Internal, "a row of no request"),
-                None,
-            ),
-            Some(job) => loop {
-                match bus.publish_denoise_job(held.class, &job).await {
-                    Ok(()) => return,
-                    Err(error @ (PublishError::TooLarge { .. } | PublishError::Encode(_))) => {
-                        break (
-                            JobError::new(ErrorCode::Internal, &chain(&error)),
-                            Some(job.seed),
-                        );
-                    }
-                    Err(error) => pause(output, &error).await,
-                }
-            },
-        },
+    let Some(job) = held.denoise_job(output, prior, times) else {
+        let error = JobError::new(ErrorCode::Internal, "a row of no request");
+        return refuse(bench, held, output, error).await;
     };
-    let seed = seed.or_else(|| held.prior_row(output).map(|row| row.seed));
-    answer(bus, &failure(output, seed, held.accepted_at(), error)).await;
-}
-
-/// Stores an output's error as its result, however long the broker takes.
-pub(crate) async fn answer(bus: &Bus, result: &OutputResult) {
     loop {
-        match bus.put_result(result).await {
-            Ok(Fence::First) => return,
-            Ok(Fence::Taken) => {
-                return tracing::info!(output = %result.output, "another result was first");
+        match bench.member.bus.publish_denoise_job(held.class, &job).await {
+            Ok(()) => break,
+            Err(error @ (PublishError::TooLarge { .. } | PublishError::Encode(_))) => {
+                let error = JobError::new(ErrorCode::Internal, &chain(&error));
+                return refuse(bench, held, output, error).await;
             }
-            Err(error) => pause(result.output, &error).await,
+            Err(error) => pause(output, &error).await,
         }
+    }
+    // Refused when a denoiser was faster to write that it started.
+    if let Err(error) = bench.advance(output, LifeEvent::PriorStored).await {
+        tracing::warn!(%output, %error, "life is not moved on");
     }
 }
 
-async fn pause(output: OutputId, error: &PublishError) {
+/// Answers for an output that has no prior.
+pub(crate) async fn refuse(bench: &Bench<'_>, held: &Held, output: OutputId, error: JobError) {
+    let seed = held.prior_row(output).map(|row| row.seed);
+    bench
+        .answer(&failure(output, seed, held.accepted_at(), error))
+        .await;
+}
+
+pub(crate) async fn pause(output: OutputId, error: &PublishError) {
     tracing::warn!(%output, error = %chain(error), "not stored, trying again");
     tokio::time::sleep(STORE_PAUSE).await;
+}
+
+/// The end of an output whose time is over.
+pub(crate) fn too_late() -> JobError {
+    JobError::new(
+        ErrorCode::DeadlineExceeded,
+        "the deadline passed before the AR stage was done",
+    )
 }
 
 /// The result of an output that failed before a denoiser saw it.

@@ -4,23 +4,27 @@
 //! stores the result through the fence and then acks. It keeps nothing: killed at any moment, its message goes to
 //! another worker with the prior tokens in it, so a retry never costs the AR stage.
 
+mod counters;
+mod decide;
 pub mod engine;
 pub mod replay;
+mod results;
 pub mod torch;
 mod worker;
 
 use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, Painter};
 use service::{
-    BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, ShellArgs, Shutdown, exit::Failure,
-    metrics::registry::Registry,
+    BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
+    exit::Failure, metrics::registry::Registry,
 };
 
 use crate::{
+    counters::Counters,
     engine::DenoiseEngine,
     replay::ReplayEngine,
     torch::TorchEngine,
-    worker::{Counters, Worker},
+    worker::{Parts, Patience, Worker},
 };
 
 /// Who paints.
@@ -48,6 +52,9 @@ pub struct Args {
     /// What there is instead of a model.
     #[command(flatten)]
     pub replay: ReplayArgs,
+    /// What a failure costs.
+    #[command(flatten)]
+    pub retry: RetryArgs,
     /// Everything else.
     #[command(flatten)]
     pub shell: ShellArgs,
@@ -120,14 +127,21 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     };
     let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
+    let broker = health.clone();
+    member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
-    let worker = Worker {
+    let mut worker = Worker::new(Parts {
         member: &member,
         engine,
         counters,
+        health: health.clone(),
         stop: shutdown.token.clone(),
-    };
+        patience: Patience {
+            attempts_max: args.retry.attempts_max,
+            failures_max: args.retry.failures_max,
+        },
+    });
     let outcome = worker.run(queue).await;
     health.set_not_ready("stopping");
     member.leave();

@@ -132,7 +132,12 @@ fn not_painted(error: ModelError) -> NotPainted {
 }
 
 fn failed(error: &ModelError) -> JobError {
-    JobError::new(ErrorCode::DenoiseFailed, &service::exit::chain(error))
+    let code = match error {
+        // No other worker with this model can do better.
+        ModelError::Request { .. } => ErrorCode::InvalidParameter,
+        _ => ErrorCode::DenoiseFailed,
+    };
+    JobError::new(code, &service::exit::chain(error))
 }
 
 #[cfg(test)]

@@ -1,111 +1,103 @@
 //! The worker's loop: take one, decide, paint, store, ack. An ack is the last step and follows a stored result.
+//!
+//! A message is worked on only after its start is written into the output's life: an output that takes its workers
+//! down must have left a trace before it does.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use messaging::{Delivery, Fence, Lease, Membership, PublishError, WorkQueue};
+use batching::{Breaker, Others};
+use messaging::{BusError, Delivery, EndWatch, Fence, Lease, Membership, PublishError, WorkQueue};
 use protocol::{
-    CurrentWork, DenoiseJob, EncodedImage, ErrorCode, JobError, OutputId, OutputResult,
-    OutputTimings, Progress, Stage, Subject, UnixMillis, WorkerState, decode, topology::in_time,
+    CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
+    OutputResult, Role, Subject, WorkStage, WorkerState,
 };
-use service::{
-    DeviceThread, DeviceThreadDied,
-    clock::unix_millis,
-    metrics::{metrics::counter::Counter, registry::Registry},
-};
-use tokio::sync::watch;
+use service::{DeviceThread, DeviceThreadDied, Health, clock::unix_millis, exit::chain};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
-use crate::engine::{DenoiseEngine, NotPainted, Painted};
+use crate::{
+    counters::Counters,
+    decide::{Asking, Decision, Facts, decide},
+    engine::DenoiseEngine,
+    results::{Instants, read, result, unreadable},
+};
+
+mod paint;
+mod quarantine;
 
 /// Between two tries to store a result that the broker did not take. Each try has its own retries; this only keeps a
 /// refusing broker from being hammered.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the worker did, for `/metrics`.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Counters {
-    painted: Counter,
-    failed: Counter,
-    given_back: Counter,
-    suppressed: Counter,
-}
+/// How long a message rests that this worker cannot or should not start: another one waits for work by then, or the
+/// broker answers again.
+const REST: Duration = Duration::from_millis(500);
 
-impl Counters {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let counters = Self::default();
-        let mut counter =
-            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
-        counter(
-            "fresco_outputs_painted",
-            "Pictures painted and stored",
-            &counters.painted,
-        );
-        counter(
-            "fresco_outputs_failed",
-            "Outputs that ended with an error",
-            &counters.failed,
-        );
-        counter(
-            "fresco_outputs_given_back",
-            "Outputs given back unfinished",
-            &counters.given_back,
-        );
-        counter(
-            "fresco_results_suppressed",
-            "Results that were second and dropped",
-            &counters.suppressed,
-        );
-        counters
-    }
+/// The last words about an attempt of a worker that stops: a broker that does not answer must not hold it up.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
+
+/// How patient a worker is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// With an output.
+    pub(crate) attempts_max: u32,
+    /// With its own engine.
+    pub(crate) failures_max: u32,
 }
 
 pub(crate) struct Worker<'a> {
     pub(crate) member: &'a Membership,
     pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
     pub(crate) counters: Counters,
+    pub(crate) health: Health,
     pub(crate) stop: CancellationToken,
+    attempts_max: u32,
+    breaker: Breaker,
 }
 
-/// What to do with a message that came.
-#[derive(Debug, PartialEq)]
-enum Decision {
-    /// Nobody has answered for it yet.
-    Paint,
-    /// It has a result: only the ack was lost.
-    AlreadyAnswered,
-    /// It ends here.
-    Refuse(JobError),
+/// What a worker is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) member: &'a Membership,
+    pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
+    pub(crate) counters: Counters,
+    pub(crate) health: Health,
+    pub(crate) stop: CancellationToken,
+    pub(crate) patience: Patience,
 }
 
-fn decide(job: &DenoiseJob, answered: bool, now: UnixMillis) -> Decision {
-    if answered {
-        return Decision::AlreadyAnswered;
+impl<'a> Worker<'a> {
+    pub(crate) fn new(parts: Parts<'a>) -> Self {
+        let Parts {
+            member,
+            engine,
+            counters,
+            health,
+            stop,
+            patience,
+        } = parts;
+        Self {
+            member,
+            engine,
+            counters,
+            health,
+            stop,
+            attempts_max: patience.attempts_max,
+            breaker: Breaker::new(patience.failures_max),
+        }
     }
-    if !in_time(job.deadline_at, now) {
-        let error = JobError::new(
-            ErrorCode::DeadlineExceeded,
-            "the deadline passed before a denoiser was free",
-        );
-        return Decision::Refuse(error);
-    }
-    if !job.prior.fits(job.size) {
-        let error = JobError::new(
-            ErrorCode::PriorTokensInvalid,
-            "the prior tokens do not fit the picture's size",
-        );
-        return Decision::Refuse(error);
-    }
-    Decision::Paint
-}
 
-impl Worker<'_> {
     /// Works until told to stop; an error means that the device is gone.
-    pub(crate) async fn run(&self, mut queue: WorkQueue) -> Result<(), DeviceThreadDied> {
+    pub(crate) async fn run(&mut self, mut queue: WorkQueue) -> Result<(), DeviceThreadDied> {
         let mut outcome = Ok(());
         while let Some(delivery) = self.stop.run_until_cancelled(queue.next()).await {
             let span = delivery.span();
             outcome = self.serve(delivery).instrument(span).await;
+            if outcome.is_ok()
+                && let Some(failures) = self.breaker.is_open()
+            {
+                outcome = self.quarantine(failures).await;
+            }
             if outcome.is_err() {
                 break;
             }
@@ -122,7 +114,7 @@ impl Worker<'_> {
             .update(|now| (now.state, now.held) = (state, held));
     }
 
-    async fn serve(&self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
+    async fn serve(&mut self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
         let Delivery {
             subject,
             payload,
@@ -134,102 +126,134 @@ impl Worker<'_> {
             lease.term("not a denoise subject");
             return Ok(());
         };
-        let job = match decode::<DenoiseJob>(&payload) {
-            Ok(job) if job.output == output => job,
-            Ok(_) => {
-                let error = JobError::new(
-                    ErrorCode::MessageInvalid,
-                    "denoise message names another output",
-                );
-                return self.refuse(unreadable(output, error), lease).await;
-            }
+        // Watched before it is looked up: an end in between is not missed.
+        let watch = self.member.ends.watch(output);
+        let job = match read(output, &payload) {
+            Ok(job) => job,
             Err(error) => {
-                let error = JobError::new(ErrorCode::MessageInvalid, &error.to_string());
-                return self.refuse(unreadable(output, error), lease).await;
-            }
-        };
-        // A bus that does not answer says nothing about the output; the fence decides later.
-        let answered = self.member.bus.has_result(output).await.unwrap_or(false);
-        match decide(&job, answered, unix_millis()) {
-            Decision::AlreadyAnswered => {
-                tracing::info!(%output, "already answered, acking");
-                lease.ack().await;
-                Ok(())
-            }
-            Decision::Refuse(error) => {
-                self.refuse(self.result(&job, Err(error), Instants::default()), lease)
-                    .await
-            }
-            Decision::Paint => self.paint(job, lease).await,
-        }
-    }
-
-    async fn refuse(&self, result: OutputResult, lease: Lease) -> Result<(), DeviceThreadDied> {
-        self.finish(result, lease).await;
-        Ok(())
-    }
-
-    async fn paint(&self, job: DenoiseJob, lease: Lease) -> Result<(), DeviceThreadDied> {
-        let (output, started_at) = (job.output, unix_millis());
-        let current = CurrentWork {
-            output,
-            ack_subject: lease.ack_subject(),
-            since: started_at,
-        };
-        self.show(WorkerState::Busy, vec![current]);
-
-        let steps = u32::from(job.denoise.steps());
-        let (progress, watched) = watch::channel(Progress {
-            output,
-            stage: Stage::Denoise,
-            step: 0,
-            steps,
-        });
-        let job = Arc::new(job);
-        let call = {
-            let (job, stop, span) = (Arc::clone(&job), self.stop.clone(), Span::current());
-            self.engine
-                .call(move |engine| span.in_scope(|| engine.paint(&job, &progress, &stop)))
-        };
-        let painted = tokio::select! {
-            painted = call => painted?,
-            // Given back at once: the step that is running may take longer than the grace period.
-            () = self.stop.cancelled() => Err(NotPainted::Stopped),
-            never = self.report(watched) => match never {},
-        };
-
-        let mut instants = Instants {
-            started_at: Some(started_at),
-            denoised_at: None,
-        };
-        let outcome = match painted {
-            Ok(Painted {
-                image,
-                denoise_finished_at,
-            }) => {
-                instants.denoised_at = Some(denoise_finished_at);
-                Ok(image)
-            }
-            Err(NotPainted::Failed(error)) => Err(error),
-            Err(NotPainted::Stopped) => {
-                tracing::info!(%output, "stopped, giving the output back");
-                self.counters.given_back.inc();
-                lease.nak(None);
+                self.finish(unreadable(output, error), lease).await;
                 return Ok(());
             }
         };
-        self.finish(self.result(&job, outcome, instants), lease)
-            .await;
+        let facts = match self.facts(output).await {
+            Ok(facts) => facts,
+            Err(error) => return Ok(self.rest(output, &error, lease)),
+        };
+        let asking = Asking {
+            worker: &self.member.id,
+            attempts_max: self.attempts_max,
+            now: unix_millis(),
+        };
+        match decide(&job, &facts, &asking) {
+            Decision::Paint => return self.start(job, lease, watch).await,
+            Decision::AlreadyAnswered => {
+                tracing::info!(%output, "already answered, acking");
+                lease.ack().await;
+            }
+            Decision::Refuse(error) => self.refuse(&job, error, lease).await,
+            Decision::PassOn => {
+                tracing::info!(%output, "left to another worker");
+                lease.nak(Some(REST));
+            }
+            Decision::GiveUp => self.give_up(job, facts.life, lease).await,
+        }
         Ok(())
     }
 
-    /// Tells every step; ends never, so that the painting decides when the output is done.
-    async fn report(&self, mut watched: watch::Receiver<Progress>) -> Infallible {
-        while watched.changed().await.is_ok() {
-            let progress = *watched.borrow_and_update();
-            self.member.bus.report_progress(&progress).await;
+    /// A broker that does not answer says nothing about the output: it comes again.
+    fn rest(&self, output: OutputId, error: &BusError, lease: Lease) {
+        tracing::warn!(%output, error = %chain(error), "message broker does not answer, giving the output back");
+        self.counters.given_back.inc();
+        lease.nak(Some(REST));
+    }
+
+    async fn facts(&self, output: OutputId) -> Result<Facts, BusError> {
+        let bus = &self.member.bus;
+        let (answered, life) = tokio::try_join!(bus.has_result(output), bus.life(output))?;
+        let life = life.unwrap_or_else(|| OutputLife::queued(output, unix_millis()));
+        // Asked only when it matters: for an output near its end.
+        let tried = life.counted(WorkStage::Denoise).count();
+        let others = if u32::try_from(tried).unwrap_or(u32::MAX) < self.attempts_max {
+            Others::Some
+        } else {
+            self.others().await?
+        };
+        Ok(Facts {
+            answered,
+            life,
+            others,
+        })
+    }
+
+    async fn others(&self) -> Result<Others, BusError> {
+        let workers = self.member.bus.workers().await?;
+        let helps = workers.iter().any(|worker| {
+            worker.role == Role::Denoiser
+                && worker.worker != self.member.id
+                && matches!(worker.state, WorkerState::Idle | WorkerState::Busy)
+        });
+        Ok(if helps { Others::Some } else { Others::None })
+    }
+
+    async fn start(
+        &mut self,
+        job: DenoiseJob,
+        lease: Lease,
+        watch: EndWatch,
+    ) -> Result<(), DeviceThreadDied> {
+        let started = LifeEvent::Started {
+            stage: WorkStage::Denoise,
+            worker: self.member.id.clone(),
+        };
+        if let Err(error) = self.advance(job.output, started).await {
+            return Ok(self.rest(job.output, &error, lease));
         }
-        std::future::pending().await
+        self.paint(Arc::new(job), lease, &watch).await
+    }
+
+    /// Moves the output's life on; an event that cannot follow is counted and changes nothing: the fence decides.
+    async fn advance(&self, output: OutputId, event: LifeEvent) -> Result<(), BusError> {
+        let bus = &self.member.bus;
+        if let Err(refusal) = bus.advance(output, event, unix_millis()).await? {
+            tracing::info!(%output, %refusal, "event in the output's life is refused");
+            self.counters.refused.inc();
+        }
+        Ok(())
+    }
+
+    /// The same for what is only worth a try: the life tells less without it, and nothing is lost.
+    async fn note(&self, output: OutputId, event: LifeEvent) {
+        match timeout(LAST_WORDS_MAX, self.advance(output, event)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%output, %error, "attempt is not signed off"),
+            Err(_) => tracing::debug!(%output, "attempt is not signed off in time"),
+        }
+    }
+
+    async fn refuse(&self, job: &DenoiseJob, error: JobError, lease: Lease) {
+        let refused = result(&self.member.id, job, Err(error), Instants::default());
+        self.finish(refused, lease).await;
+    }
+
+    /// The letter first: with the result the client hears of it.
+    async fn give_up(&self, job: DenoiseJob, life: OutputLife, lease: Lease) {
+        let output = job.output;
+        let message = DeadMessage::Denoise(job.clone());
+        let letter = DeadLetter::new(life, WorkStage::Denoise, message, unix_millis());
+        match self.member.bus.publish_dead_letter(&letter).await {
+            Ok(()) => {}
+            // The result is due all the same: better an output that cannot be replayed than one without an end.
+            Err(error) if error.is_final() => {
+                tracing::error!(%output, error = %chain(&error), "dead letter is not kept")
+            }
+            Err(error) => {
+                tracing::warn!(%output, error = %chain(&error), "dead letter is not stored yet");
+                return lease.nak(Some(REST));
+            }
+        }
+        tracing::warn!(%output, reason = letter.reason.text, "output is given up");
+        self.counters.dead.inc();
+        self.refuse(&job, letter.result(), lease).await;
     }
 
     /// Stores the result, then acks: the only ack of an output that was worked on.
@@ -265,128 +289,13 @@ impl Worker<'_> {
             match self.stop.run_until_cancelled(put).await? {
                 Ok(fence) => return Some(fence),
                 Err(error @ (PublishError::TooLarge { .. } | PublishError::Encode(_))) => {
-                    result.outcome =
-                        Err(JobError::new(error.code(), &service::exit::chain(&error)));
+                    result.outcome = Err(JobError::new(error.code(), &chain(&error)));
                 }
                 Err(error) => {
-                    tracing::warn!(output = %result.output, error = %service::exit::chain(&error), "result not stored, trying again");
-                    self.stop
-                        .run_until_cancelled(tokio::time::sleep(STORE_PAUSE))
-                        .await?;
+                    tracing::warn!(output = %result.output, error = %chain(&error), "result not stored, trying again");
+                    self.stop.run_until_cancelled(sleep(STORE_PAUSE)).await?;
                 }
             }
         }
-    }
-
-    fn result(
-        &self,
-        job: &DenoiseJob,
-        outcome: Result<EncodedImage, JobError>,
-        instants: Instants,
-    ) -> OutputResult {
-        OutputResult {
-            output: job.output,
-            outcome,
-            seed: Some(job.seed),
-            usage: Some(job.usage),
-            timings: OutputTimings {
-                accepted_at: job.accepted_at,
-                ar_started_at: Some(job.ar_started_at),
-                ar_finished_at: Some(job.ar_finished_at),
-                denoise_started_at: instants.started_at,
-                denoise_finished_at: instants.denoised_at,
-                finished_at: unix_millis(),
-            },
-            worker: Some(self.member.id.clone()),
-        }
-    }
-}
-
-/// When this worker's own stages began and ended.
-#[derive(Debug, Clone, Copy, Default)]
-struct Instants {
-    started_at: Option<UnixMillis>,
-    denoised_at: Option<UnixMillis>,
-}
-
-/// The result of a message that cannot be read: its subject is all that is known of it.
-fn unreadable(output: OutputId, error: JobError) -> OutputResult {
-    let now = unix_millis();
-    let timings = OutputTimings {
-        accepted_at: now,
-        finished_at: now,
-        ..OutputTimings::default()
-    };
-    OutputResult {
-        output,
-        outcome: Err(error),
-        seed: None,
-        usage: None,
-        timings,
-        worker: None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use protocol::{
-        DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, PriorTokens, PriorUsage,
-        Seed,
-    };
-
-    use super::*;
-
-    const DEADLINE: UnixMillis = 1_000;
-
-    fn job(prior_columns: u16) -> DenoiseJob {
-        let ids = vec![0; usize::from(prior_columns)];
-        DenoiseJob {
-            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
-            prompt: "p".into(),
-            seed: Seed::new(7).expect("small"),
-            size: ImageSize::new(64, 32).expect("multiples of 32"),
-            format: ImageFormat::Png,
-            denoise: DenoiseParameters::new(4, 1.5).expect("in range"),
-            prior: PriorTokens::new(1, prior_columns, ids).expect("fills the grid"),
-            usage: PriorUsage {
-                prompt_tokens: 1,
-                generated_tokens: 1,
-            },
-            accepted_at: 0,
-            ar_started_at: 0,
-            ar_finished_at: 0,
-            deadline_at: DEADLINE,
-        }
-    }
-
-    fn refusal(decision: Decision) -> Option<ErrorCode> {
-        match decision {
-            Decision::Refuse(error) => Some(error.code),
-            Decision::Paint | Decision::AlreadyAnswered => None,
-        }
-    }
-
-    #[test]
-    fn an_output_in_time_and_unanswered_is_painted() {
-        assert_eq!(decide(&job(2), false, DEADLINE - 1), Decision::Paint);
-    }
-
-    #[test]
-    fn an_answered_output_is_only_acked_even_when_it_is_late() {
-        for now in [0, DEADLINE, DEADLINE + 1] {
-            assert_eq!(decide(&job(2), true, now), Decision::AlreadyAnswered);
-        }
-    }
-
-    #[test]
-    fn a_late_output_is_refused() {
-        let refused = refusal(decide(&job(2), false, DEADLINE));
-        assert_eq!(refused, Some(ErrorCode::DeadlineExceeded));
-    }
-
-    #[test]
-    fn a_grid_of_another_size_is_refused() {
-        let refused = refusal(decide(&job(3), false, 0));
-        assert_eq!(refused, Some(ErrorCode::PriorTokensInvalid));
     }
 }

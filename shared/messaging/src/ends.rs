@@ -12,7 +12,10 @@ use std::{
 use async_nats::Subscriber;
 use futures::StreamExt;
 use protocol::{JobId, OutputId, Subject};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{bus::Bus, error::BusError};
@@ -25,6 +28,8 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 pub struct Ends {
     /// Locked for single map operations only. Bounded by what its process holds.
     watched: Arc<Mutex<BTreeMap<OutputId, CancellationToken>>>,
+    /// Counts the ends of watched outputs.
+    ended: watch::Sender<u64>,
 }
 
 /// One watched output; dropping it forgets the output.
@@ -50,6 +55,7 @@ impl Ends {
         })?;
         let ends = Self {
             watched: Arc::default(),
+            ended: watch::Sender::new(0),
         };
         let listener = ends.clone().listen(bus.clone(), notices);
         tracker.spawn(async move {
@@ -70,14 +76,21 @@ impl Ends {
         }
     }
 
+    /// Changes when any watched output has ended, for who watches many.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.ended.subscribe()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, CancellationToken>> {
         // A panic between two map operations leaves a whole map.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self, output: OutputId) {
-        if let Some(ended) = self.lock().get(&output) {
+        let watched = self.lock().get(&output).cloned();
+        if let Some(ended) = watched {
             ended.cancel();
+            self.ended.send_modify(|count| *count += 1);
         }
     }
 

@@ -90,6 +90,14 @@ pub enum PublishError {
 }
 
 impl PublishError {
+    /// Whether another try is bound to fail alike: the stream is full, or the message can never be stored.
+    pub const fn is_final(&self) -> bool {
+        match self {
+            Self::Full { .. } | Self::TooLarge { .. } | Self::Encode(_) => true,
+            Self::Unavailable { .. } => false,
+        }
+    }
+
     /// The error code a client of ours gets for it.
     pub fn code(&self) -> ErrorCode {
         match self {

@@ -108,6 +108,20 @@ impl Membership {
         ))
     }
 
+    /// Tells of each loss and return of the broker, until [`Membership::leave`].
+    pub fn on_connection(&self, tracker: &TaskTracker, tell: impl Fn(bool) + Send + 'static) {
+        let (mut connection, leaving) = (self.bus.connection(), self.leaving.clone());
+        tracker.spawn(async move {
+            loop {
+                tell(connection.borrow_and_update().up);
+                let changed = leaving.run_until_cancelled(connection.changed()).await;
+                if !matches!(changed, Some(Ok(()))) {
+                    return;
+                }
+            }
+        });
+    }
+
     /// Goes out of sight; [`Bus::close`] follows when the tracker's tasks have ended.
     pub fn leave(&self) {
         self.leaving.cancel();

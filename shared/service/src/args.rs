@@ -3,7 +3,7 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use protocol::Prefix;
+use protocol::{Prefix, limits::ATTEMPTS_MAX};
 
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
@@ -84,6 +84,18 @@ pub struct ShellArgs {
     /// Seconds between the signal to stop and giving up on what is still running
     #[arg(long = "grace-s", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub grace: Duration,
+}
+
+/// What a failure costs, in both worker roles.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct RetryArgs {
+    /// Attempts of an output that may fail or take their worker down before it becomes a dead letter
+    #[arg(long, value_name = "COUNT", default_value_t = ATTEMPTS_MAX, value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub attempts_max: u32,
+
+    /// Failures of the engine in a row after which the worker takes no work until a self-test succeeds
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub failures_max: u32,
 }
 
 /// A number of seconds, fractions allowed.

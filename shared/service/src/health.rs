@@ -21,6 +21,8 @@ pub enum Readiness {
 #[derive(Debug, Clone)]
 pub struct Health {
     readiness: watch::Sender<Readiness>,
+    /// A process without its broker takes no work, whatever it would like.
+    connected: watch::Sender<bool>,
 }
 
 impl Default for Health {
@@ -34,6 +36,7 @@ impl Health {
     pub fn new() -> Self {
         Self {
             readiness: watch::Sender::new(Readiness::NotReady("starting".into())),
+            connected: watch::Sender::new(true),
         }
     }
 
@@ -48,8 +51,16 @@ impl Health {
             .send_replace(Readiness::NotReady(reason.into()));
     }
 
+    /// Whether the broker is there; on top of the readiness set otherwise.
+    pub fn set_connected(&self, connected: bool) {
+        self.connected.send_replace(connected);
+    }
+
     /// As it is now.
     pub fn snapshot(&self) -> Readiness {
+        if !*self.connected.borrow() {
+            return Readiness::NotReady("the message broker is not connected".to_owned());
+        }
         self.readiness.borrow().clone()
     }
 }
