@@ -1,9 +1,10 @@
-//! End to end: real broker, real processes, real (tiny) model. One module per behaviour.
+//! End to end: real broker, real processes, real (tiny) model or its replay. One module per behaviour.
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod bad_requests;
 mod check_model;
 mod picture;
+mod replay;
 mod up;
 mod worker_loss;

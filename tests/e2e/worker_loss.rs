@@ -36,6 +36,7 @@ async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
     let mut fleet = Fleet::start(Size {
         denoisers: 2,
         ack_wait: ACK_WAIT,
+        ..Size::default()
     })
     .await;
     let job = in_background(&fleet, long_request());
@@ -98,6 +99,7 @@ async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards() {
     let fleet = Fleet::start(Size {
         denoisers: 2,
         ack_wait: ACK_WAIT,
+        ..Size::default()
     })
     .await;
     let job = in_background(&fleet, long_request());
@@ -123,6 +125,7 @@ async fn a_lost_ar_batchers_request_is_run_by_another() {
         let mut fleet = Fleet::start(Size {
             denoisers: 2,
             ack_wait: ACK_WAIT,
+            ..Size::default()
         })
         .await;
         let job = in_background(&fleet, wide_request());

@@ -1,17 +1,31 @@
 //! A whole deployment of a test's own: broker, gateway, AR-batcher, denoisers, each a process.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use messaging::{Bus, BusConfig};
 use protocol::{
     OutputId, Prefix, Role, WorkerPresence, WorkerState, limits::ACK_WAIT, topology::Topology,
 };
+use replay::{Rule, Rules, Table};
 use tempfile::TempDir;
 
 use crate::{binary, broker::Broker, http, process::Process, tiny_model};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// Who writes and paints.
+#[derive(Debug, Clone, Copy)]
+pub enum Engine {
+    /// The tiny checkpoint on libtorch.
+    TinyModel,
+    /// The replay engines with these times, and with the faults of [`Fleet::script`].
+    Replay(Table),
+}
 
 /// What a fleet is made of.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +34,8 @@ pub struct Size {
     pub denoisers: usize,
     /// The broker's deadline for a silent worker.
     pub ack_wait: Duration,
+    /// Of every worker.
+    pub engine: Engine,
 }
 
 impl Default for Size {
@@ -27,6 +43,7 @@ impl Default for Size {
         Self {
             denoisers: 2,
             ack_wait: ACK_WAIT,
+            engine: Engine::TinyModel,
         }
     }
 }
@@ -45,6 +62,7 @@ pub struct Fleet {
     pub ar_batcher: Process,
     /// The gateway's process.
     pub gateway_process: Process,
+    worker_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -80,20 +98,20 @@ impl Fleet {
             &gateway_flags,
             folder.path(),
         );
-        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &bus_flags, &folder);
+        let engine_flags = engine_flags(size.engine, folder.path());
+        let worker_flags: Vec<_> = bus_flags
+            .map(str::to_owned)
+            .into_iter()
+            .chain(engine_flags)
+            .collect();
+        let worker = |program, name: &str| worker(program, name, &worker_flags, &folder);
+        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher");
         let denoisers = (0..size.denoisers)
-            .map(|i| {
-                worker(
-                    "fresco-denoiser",
-                    &format!("denoiser-{i}"),
-                    &bus_flags,
-                    &folder,
-                )
-            })
+            .map(|i| worker("fresco-denoiser", &format!("denoiser-{i}")))
             .collect();
 
         let address = until("the gateway listens", || async {
-            std::fs::read_to_string(&listen_file)
+            fs::read_to_string(&listen_file)
                 .ok()
                 .filter(|address| !address.is_empty())
         });
@@ -105,6 +123,7 @@ impl Fleet {
             denoisers,
             ar_batcher,
             gateway_process,
+            worker_flags,
             folder,
         };
         fleet.until_idle(size.denoisers).await;
@@ -134,9 +153,13 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let url = self.broker.url();
-        let flags = ["--nats-url", url.as_str(), "--prefix", "e2e"];
-        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
+        let flags = &self.worker_flags;
+        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
+    }
+
+    /// From now on replay engines suffer these faults, and only these.
+    pub fn script(&self, rules: &[Rule]) {
+        write_faults(self.folder.path(), rules);
     }
 
     /// Waits until the AR-batcher says that a batch runs.
@@ -200,10 +223,39 @@ impl Fleet {
     }
 }
 
-fn worker(program: &str, name: &str, bus_flags: &[&str], folder: &TempDir) -> Process {
-    let model = tiny_model();
-    let model = model.to_str().expect("the repository's path is text");
-    let flags = [bus_flags, &["--model", model]].concat();
+/// The script of a fleet's replay engines.
+const FAULTS: &str = "faults.json";
+
+/// Whole or not at all: a worker may read at any moment.
+fn write_faults(folder: &Path, rules: &[Rule]) {
+    let fresh = folder.join("faults.part");
+    let text = serde_json::to_vec(&Rules(rules.to_vec())).expect("rules are JSON");
+    fs::write(&fresh, text).expect("the folder is ours");
+    fs::rename(fresh, folder.join(FAULTS)).expect("the folder is ours");
+}
+
+/// A worker's flags for its engine; writes the table that they name.
+fn engine_flags(engine: Engine, folder: &Path) -> Vec<String> {
+    let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
+    match engine {
+        Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
+        Engine::Replay(table) => {
+            let times = folder.join("times.json");
+            let table = serde_json::to_vec(&table).expect("a table is JSON");
+            fs::write(&times, table).expect("the folder is ours");
+            let faults = text(&folder.join(FAULTS));
+            let flags = ["--engine", "replay", "--times", &text(&times), "--faults"];
+            flags
+                .map(str::to_owned)
+                .into_iter()
+                .chain([faults])
+                .collect()
+        }
+    }
+}
+
+fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     Process::start(&binary(program), name, &flags, folder.path())
 }
 

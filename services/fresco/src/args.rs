@@ -36,7 +36,7 @@ pub struct Cli {
 pub enum Command {
     /// Start everything on this machine and keep it running
     #[command(long_about = UP_HELP)]
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Ask a gateway for pictures and write them to files
     Generate(GenerateArgs),
     /// Set up or check the streams on a NATS server

@@ -33,7 +33,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     let runtime = runtime.map_err(|error| Failure::failed(&error))?;
     runtime.block_on(async {
         match cli.command {
-            Command::Up(args) => Box::pin(up::run(args)).await,
+            Command::Up(args) => Box::pin(up::run(*args)).await,
             Command::Generate(args) => Box::pin(generate::run(args)).await,
             Command::Nats(command) => Box::pin(nats::run(command)).await,
             Command::Leash(args) => Err(leash::run(&args)),

@@ -1,7 +1,7 @@
 //! What the replay engines share: a fleet without a model, for failures, timing and scheduling.
 //!
 //! Durations come from a table ([`Times`]), prior tokens and pictures are functions of the request alone
-//! ([`prior_tokens`], [`picture`]), and failures are scripted in a file that is read at every job ([`Faults`]). So
+//! ([`prior_tokens`], [`picture()`]), and failures are scripted in a file that is read at every job ([`Faults`]). So
 //! whoever watches a fleet can say what each output must be, byte for byte. Nothing here sleeps or knows a queue;
 //! [`Fault::enact`] alone acts.
 //!
