@@ -84,10 +84,7 @@ async fn every_output_is_the_picture_of_its_own_seed() {
 async fn a_scripted_failure_is_its_own_requests_and_ends_with_the_script() {
     let fleet = fleet().await;
     let (good, poison) = (request("a red fox", 1), request("a poison", 1));
-    for (stage, code) in [
-        (FaultStage::Prior, "ar_failed"),
-        (FaultStage::Denoise, "denoise_failed"),
-    ] {
+    for stage in [FaultStage::Prior, FaultStage::Denoise] {
         fleet.script(&[Rule {
             prompt_contains: "poison".into(),
             stage,
@@ -97,7 +94,8 @@ async fn a_scripted_failure_is_its_own_requests_and_ends_with_the_script() {
             http::generate(&fleet.gateway, &good),
             http::generate(&fleet.gateway, &poison)
         );
-        assert_eq!((failed.status.as_u16(), failed.error().0), (500, code));
+        let failure = (failed.status.as_u16(), failed.error().0);
+        assert_eq!(failure, (500, "attempts_exhausted"));
         assert_eq!(http::pictures(&good).await, [expected("a red fox", 7)]);
 
         fleet.script(&[]);
