@@ -4,6 +4,7 @@
 
 mod bad_requests;
 mod check_model;
+mod life;
 mod picture;
 mod replay;
 mod up;

@@ -157,6 +157,29 @@ impl Fleet {
         self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
     }
 
+    /// Starts one more denoiser of the fleet's kind.
+    pub fn add_denoiser(&mut self, name: &str) {
+        let flags = &self.worker_flags;
+        self.denoisers
+            .push(worker("fresco-denoiser", name, flags, &self.folder));
+    }
+
+    /// Starts one more denoiser, of a replay fleet, that suffers the faults in this file instead of the fleet's.
+    pub fn add_denoiser_with_faults(&mut self, name: &str, faults: &Path) {
+        let faults = faults.to_str().expect("paths of tests are text");
+        let mut flags = self.worker_flags.clone();
+        let at = flags.iter().position(|flag| flag == "--faults");
+        let at = at.expect("a replay fleet's workers have a script");
+        faults.clone_into(&mut flags[at + 1]);
+        self.denoisers
+            .push(worker("fresco-denoiser", name, &flags, &self.folder));
+    }
+
+    /// The fleet's folder: of logs and scripts.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// From now on replay engines suffer these faults, and only these.
     pub fn script(&self, rules: &[Rule]) {
         write_faults(self.folder.path(), rules);

@@ -137,7 +137,10 @@ impl<'a> Worker<'a> {
         };
         let facts = match self.facts(output).await {
             Ok(facts) => facts,
-            Err(error) => return Ok(self.rest(output, &error, lease)),
+            Err(error) => {
+                self.rest(output, &error, lease);
+                return Ok(());
+            }
         };
         let asking = Asking {
             worker: &self.member.id,
@@ -206,7 +209,8 @@ impl<'a> Worker<'a> {
             worker: self.member.id.clone(),
         };
         if let Err(error) = self.advance(job.output, started).await {
-            return Ok(self.rest(job.output, &error, lease));
+            self.rest(job.output, &error, lease);
+            return Ok(());
         }
         self.paint(Arc::new(job), lease, &watch).await
     }

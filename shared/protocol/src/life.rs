@@ -68,16 +68,15 @@ impl OutputState {
 
     /// The state of a request with outputs in `states`: where its least advanced output is; once all have ended,
     /// the worst end of them (`failed`, then `expired`, then `cancelled`). A request without outputs is `queued`.
-    pub fn of_request(states: impl IntoIterator<Item = Self> + Clone) -> Self {
-        let open = states.clone().into_iter().filter(|state| !state.is_final());
+    pub fn of_request(states: &[Self]) -> Self {
+        let open = states.iter().filter(|state| !state.is_final());
         if let Some(state) = open.min() {
-            return state;
+            return *state;
         }
-        let has = |wanted| states.clone().into_iter().any(|state| state == wanted);
         let worst = [Self::Failed, Self::Expired, Self::Cancelled, Self::Done];
         worst
             .into_iter()
-            .find(|state| has(*state))
+            .find(|state| states.contains(state))
             .unwrap_or(Self::Queued)
     }
 }
@@ -325,7 +324,7 @@ impl OutputLife {
         };
         let own = |attempt: &Attempt| attempt.stage == stage && attempt.worker == worker;
         // Said twice, because the answer to the first was lost: one attempt.
-        if self.open().is_some_and(|open| own(open)) {
+        if self.open().is_some_and(own) {
             return Ok(running);
         }
         let ended = match (stage, self.open().map(|open| open.stage)) {

@@ -194,11 +194,7 @@ fn a_request_is_where_its_least_advanced_output_is() {
         (vec![Failed, Cancelled, Expired, Done], Failed),
     ];
     for (states, expected) in table {
-        assert_eq!(
-            OutputState::of_request(states.clone()),
-            expected,
-            "{states:?}"
-        );
+        assert_eq!(OutputState::of_request(&states), expected, "{states:?}");
     }
 }
 

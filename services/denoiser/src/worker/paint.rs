@@ -65,7 +65,10 @@ impl Worker<'_> {
         tokio::pin!(call);
         let painting = Painting { job, started_at };
         let interruption = tokio::select! {
-            painted = &mut call => return Ok(self.painted(&painting, painted?, lease).await),
+            painted = &mut call => {
+                self.painted(&painting, painted?, lease).await;
+                return Ok(());
+            }
             interruption = self.interruption(&painting.job, &lease, watch) => interruption,
             never = self.report(watched) => match never {},
         };

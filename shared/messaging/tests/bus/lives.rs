@@ -8,7 +8,7 @@ use crate::site::{Site, output, within};
 fn started(worker: &str) -> LifeEvent {
     LifeEvent::Started {
         stage: WorkStage::Denoise,
-        worker: worker.parse::<WorkerId>().unwrap(),
+        worker: worker.parse::<WorkerId>().expect("allowed characters"),
     }
 }
 

@@ -186,7 +186,10 @@ async fn a_dead_letter_is_kept_until_it_is_dropped() {
     for _ in 0..2 {
         site.bus.publish_dead_letter(&letter).await.unwrap();
     }
-    assert_eq!(site.bus.dead_letters().await.unwrap(), [letter.clone()]);
+    assert_eq!(
+        site.bus.dead_letters().await.unwrap(),
+        std::slice::from_ref(&letter)
+    );
     assert_eq!(
         site.bus.dead_letter(output(1)).await.unwrap(),
         Some(letter.clone())
