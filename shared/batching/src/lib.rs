@@ -1,4 +1,5 @@
 //! Who runs together in the AR stage, as a pure rule: events in, actions out, the time an argument.
+//! (Other rules here: [`admission`], who is let in; [`may_start`] and [`Breaker`], who tries again.)
 //!
 //! The unit is a **row**: one output of one request. A request for `n` outputs is `n` rows and takes `n` slots, and
 //! may be split over batches. Rows of one batch have one size, because the native engine decodes equal lengths
@@ -16,6 +17,7 @@
 
 #![deny(missing_docs)]
 
+pub mod admission;
 mod breaker;
 mod retry;
 
