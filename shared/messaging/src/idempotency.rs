@@ -42,14 +42,35 @@ impl Bus {
             if self.create(subject.clone(), bytes.clone()).await? == Fence::First {
                 return Ok(Claim::New);
             }
-            let stored = self.last(&bucket_stream(bucket), &subject).await?;
             // Gone in between: it ran out, and is free.
-            let Some(stored) = stored else { continue };
-            let record = decode(&stored.payload).map_err(|source| BusError::Decode {
-                what: "idempotency record".to_owned(),
-                source,
-            })?;
-            return Ok(Claim::Taken(Box::new(record)));
+            if let Some(record) = self.claimed(key).await? {
+                return Ok(Claim::Taken(Box::new(record)));
+            }
         }
+    }
+
+    /// What `key` stands for. A replica may not know of a claim that is some milliseconds old.
+    pub async fn claimed(
+        &self,
+        key: &IdempotencyKey,
+    ) -> Result<Option<IdempotencyRecord>, BusError> {
+        let bucket = &self.topology().idempotency.name;
+        let subject = bucket_subject(bucket, &key.entry());
+        let Some(stored) = self.last(&bucket_stream(bucket), &subject).await? else {
+            return Ok(None);
+        };
+        let record = decode(&stored.payload).map_err(|source| BusError::Decode {
+            what: "idempotency record".to_owned(),
+            source,
+        })?;
+        Ok(Some(record))
+    }
+
+    /// Frees `key`, whose job was not queued: the next request under it is a first one again.
+    pub async fn release_key(&self, key: &IdempotencyKey) -> Result<(), BusError> {
+        let bucket = &self.topology().idempotency.name;
+        let subject = bucket_subject(bucket, &key.entry());
+        self.purge(&bucket_stream(bucket), &subject).await?;
+        Ok(())
     }
 }

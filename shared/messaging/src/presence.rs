@@ -41,6 +41,15 @@ impl Presence {
     pub fn update(&self, change: impl FnOnce(&mut WorkerPresence)) {
         self.now.send_modify(change);
     }
+
+    /// Tells the broker `now`, at once if that is something new.
+    pub fn update_to(&self, now: WorkerPresence) {
+        self.now.send_if_modified(|told| {
+            let is_new = *told != now;
+            *told = now;
+            is_new
+        });
+    }
 }
 
 impl Bus {

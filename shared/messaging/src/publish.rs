@@ -29,6 +29,7 @@ const RETRY_DELAY_MAX: Duration = Duration::from_millis(250);
 
 /// Says whether a result holds a picture, so that a notice need not be followed by its bytes.
 const STATUS_HEADER: &str = "Fresco-Status";
+const STATUS_OK: &str = "ok";
 
 /// Who won the one place a result has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +115,7 @@ impl Bus {
         headers.insert(
             STATUS_HEADER,
             if result.outcome.is_ok() {
-                "ok"
+                STATUS_OK
             } else {
                 "error"
             },
@@ -268,6 +269,12 @@ fn too_large(publish: &Publish, bytes_max: usize) -> PublishError {
         bytes: publish.payload.len(),
         bytes_max,
     }
+}
+
+/// Whether these headers of a result, or of its notice, tell of a picture.
+pub(crate) fn tells_of_picture(headers: &HeaderMap) -> bool {
+    let status = headers.get(STATUS_HEADER);
+    status.is_some_and(|status| status.as_str() == STATUS_OK)
 }
 
 /// Whether the stored result came from the call that published under `id`.

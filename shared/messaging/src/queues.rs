@@ -6,7 +6,10 @@ use bytes::Bytes;
 use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
 use serde::Deserialize;
 
-use crate::{bus::Bus, error::BusError};
+use crate::{
+    bus::{Bus, bucket_stream, bucket_subject},
+    error::BusError,
+};
 
 /// The state of one work queue, in messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -96,6 +99,14 @@ impl Bus {
         );
         self.purge(&topology.ar.name, &ar).await?;
         self.purge(&topology.denoise.name, &denoise).await?;
+        Ok(())
+    }
+
+    /// Takes the record of a job that was not queued away again, as if it had never been accepted.
+    pub async fn remove_job(&self, job: JobId) -> Result<(), BusError> {
+        let bucket = &self.topology().jobs.name;
+        let subject = bucket_subject(bucket, &job.to_string());
+        self.purge(&bucket_stream(bucket), &subject).await?;
         Ok(())
     }
 

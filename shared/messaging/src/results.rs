@@ -7,7 +7,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -27,7 +30,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{bus::Bus, connection::Connection, error::BusError};
+use crate::{bus::Bus, connection::Connection, error::BusError, publish::tells_of_picture};
 
 /// Most watches at once in one process; more requests than this are refused rather than swept.
 pub const WATCHES_MAX: usize = 1_024;
@@ -51,6 +54,8 @@ pub struct ResultsFull;
 pub struct Results {
     places: Arc<Semaphore>,
     waiters: mpsc::Sender<(JobId, Waiter)>,
+    /// Grows with each announced picture.
+    pictures: Arc<AtomicU64>,
 }
 
 /// One job's results as they come. Dropping it forgets the job.
@@ -78,6 +83,7 @@ impl Results {
         shutdown: CancellationToken,
     ) -> Result<Self, BusError> {
         let (waiters, waiters_in) = mpsc::channel(WATCHES_MAX);
+        let pictures = Arc::<AtomicU64>::default();
         let matching = Matching {
             done: subscribe(bus, bus.prefix().done_pattern()).await?,
             progress: subscribe(bus, bus.prefix().progress_pattern()).await?,
@@ -88,12 +94,20 @@ impl Results {
             known: HashSet::new(),
             again: HashSet::new(),
             fetches: FuturesUnordered::new(),
+            pictures: Arc::clone(&pictures),
         };
         tracker.spawn(matching.run(waiters_in, shutdown));
         Ok(Self {
             places: Arc::new(Semaphore::new(WATCHES_MAX)),
             waiters,
+            pictures,
         })
+    }
+
+    /// Pictures that the whole deployment was heard to finish since the start. Errors do not count: a cancel or a
+    /// deadline ends outputs that nobody worked on.
+    pub fn pictures_announced(&self) -> u64 {
+        self.pictures.load(Ordering::Relaxed)
     }
 
     /// Watches the outputs `0..outputs` of `job`. Start it before the job is published.
@@ -158,6 +172,7 @@ struct Matching {
     /// Announced while a fetch was under way that may have asked too early.
     again: HashSet<OutputId>,
     fetches: FuturesUnordered<Fetch>,
+    pictures: Arc<AtomicU64>,
 }
 
 impl Matching {
@@ -217,6 +232,9 @@ impl Matching {
         let Ok(Subject::Done(output)) = self.bus.prefix().parse(&notice.subject) else {
             return;
         };
+        if notice.headers.as_ref().is_some_and(tells_of_picture) {
+            self.pictures.fetch_add(1, Ordering::Relaxed);
+        }
         if !self.is_missing(output) {
             return;
         }
