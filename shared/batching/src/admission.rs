@@ -156,6 +156,10 @@ impl Admission {
     /// `outputs` that were let in have ended, or were not queued after all.
     pub fn release(&mut self, outputs: u64) {
         self.open_here = self.open_here.saturating_sub(outputs);
+        // They were in the queues when somebody last looked, and are not until the next look.
+        if let Some(seen) = &mut self.seen {
+            seen.look.in_queues = seen.look.in_queues.saturating_sub(outputs);
+        }
     }
 
     /// Outputs that were let in here and have not ended.

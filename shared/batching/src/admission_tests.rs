@@ -79,6 +79,14 @@ fn what_has_ended_leaves_room() {
     assert_eq!(admission.admit(1, now), Err(RETRY_AFTER_UNMEASURED));
     admission.release(1);
     assert_eq!(admission.admit(1, now), Ok(()));
+    // What the queues held a second ago they do not hold now.
+    let look = Look {
+        in_queues: 2,
+        ..Look::default()
+    };
+    admission.look(look, now);
+    admission.release(1);
+    assert_eq!(admission.admit(1, now), Ok(()));
 }
 
 #[test]
