@@ -61,7 +61,7 @@ pub(crate) async fn read_json<B: Buf>(
         Ok(Ok(())) => Ok(bytes),
         Ok(Err(_)) => Err(ApiError::new(ErrorCode::InvalidJson, "the body broke off")),
         Err(_) => Err(ApiError::new(
-            ErrorCode::InvalidJson,
+            ErrorCode::RequestTimeout,
             "the body did not arrive in time",
         )),
     }
@@ -190,6 +190,6 @@ mod tests {
         let error = read_json(&headers(&[JSON]), body)
             .await
             .expect_err("no body came");
-        assert_eq!(error.error().code, ErrorCode::InvalidJson);
+        assert_eq!(error.error().code, ErrorCode::RequestTimeout);
     }
 }

@@ -19,6 +19,8 @@ pub enum ErrorCode {
     InvalidJson,
     /// The body is larger than the limit.
     BodyTooLarge,
+    /// The body did not arrive in time.
+    RequestTimeout,
     /// The content type is not the one the route reads.
     UnsupportedMediaType,
     /// The path exists under another method.
@@ -55,11 +57,12 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code; for tables and tests.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::InvalidParameter,
         Self::UnknownParameter,
         Self::InvalidJson,
         Self::BodyTooLarge,
+        Self::RequestTimeout,
         Self::UnsupportedMediaType,
         Self::MethodNotAllowed,
         Self::NotFound,
@@ -85,6 +88,7 @@ impl ErrorCode {
             Self::UnknownParameter => "unknown_parameter",
             Self::InvalidJson => "invalid_json",
             Self::BodyTooLarge => "body_too_large",
+            Self::RequestTimeout => "request_timeout",
             Self::UnsupportedMediaType => "unsupported_media_type",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::NotFound => "not_found",
