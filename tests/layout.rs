@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("messaging", &["protocol"]),
     ("replay", &["protocol"]),
     ("service", &["protocol"]),
-    ("gateway", &["messaging", "protocol", "service"]),
+    ("gateway", &["batching", "messaging", "protocol", "service"]),
     (
         "ar-batcher",
         &[
