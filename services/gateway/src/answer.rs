@@ -1,20 +1,15 @@
-//! Records and results → the bodies of answers: OpenAI's images response with our fields beside it, and the job
-//! object. Pure.
+//! Records and results → OpenAI's images response with our fields beside it. Pure.
 
 use std::collections::BTreeMap;
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use messaging::ProgressByOutput;
 use protocol::{
     ErrorCode, ImageFormat, ImageSize, JobId, JobRecord, OutputId, OutputIndex, OutputRequest,
-    OutputTimings, Seed, Stage, UnixMillis, limits::RESULT_TTL,
+    OutputTimings, Seed, UnixMillis,
 };
 use serde::Serialize;
 
-use crate::{
-    outcome::{Ended, EndedByOutput},
-    reply::{ApiError, ErrorFields},
-};
+use crate::{outcome::EndedByOutput, reply::ApiError};
 
 /// How the pictures are in the answer.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +21,7 @@ pub(crate) enum Pictures<'a> {
 }
 
 /// The path of a picture.
-fn content_path(output: OutputId) -> String {
+pub(crate) fn content_path(output: OutputId) -> String {
     format!("/v1/images/{output}/content")
 }
 
@@ -59,7 +54,7 @@ struct Image {
 
 /// Where an output's time went, in milliseconds; the parts add up to the total.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Timings {
+pub(crate) struct Timings {
     ar_wait_ms: Option<u64>,
     ar_run_ms: Option<u64>,
     denoise_wait_ms: Option<u64>,
@@ -161,167 +156,6 @@ impl ImagesAnswer {
             output_format: record.format,
             usage: Usage::of(ended),
         })
-    }
-}
-
-/// How far a job or an output is, in the words of OpenAI's other job objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Status {
-    Queued,
-    InProgress,
-    Completed,
-    Failed,
-}
-
-/// The job object.
-#[derive(Debug, Serialize)]
-pub(crate) struct JobAnswer<'a> {
-    id: JobId,
-    object: &'static str,
-    status: Status,
-    created_at: u64,
-    deadline_at: u64,
-    completed_at: Option<u64>,
-    expires_at: Option<u64>,
-    size: ImageSize,
-    output_format: ImageFormat,
-    outputs: Vec<OutputAnswer<'a>>,
-    /// Of the first output that failed, once all have ended.
-    error: Option<ErrorFields<'a>>,
-    /// The images response, once every output is a picture.
-    response: Option<ImagesAnswer>,
-}
-
-#[derive(Debug, Serialize)]
-struct OutputAnswer<'a> {
-    id: OutputId,
-    seed: Seed,
-    status: Status,
-    /// What is being done for it, and how far that is; null before it starts and after it ended.
-    stage: Option<Stage>,
-    step: Option<u32>,
-    steps: Option<u32>,
-    error: Option<ErrorFields<'a>>,
-    timings: Option<Timings>,
-}
-
-impl<'a> JobAnswer<'a> {
-    /// The state of a job; addresses in it start with `base`.
-    pub(crate) fn new(
-        record: &JobRecord,
-        ended: &'a EndedByOutput,
-        progress: &ProgressByOutput,
-        base: &str,
-    ) -> Self {
-        let output = |output: &OutputRequest| output_answer(record.job, output, ended, progress);
-        let outputs: Vec<_> = record.outputs.iter().map(output).collect();
-        let status = overall(
-            &outputs
-                .iter()
-                .map(|output| output.status)
-                .collect::<Vec<_>>(),
-        );
-        let finished_at = ended.values().map(|ended| ended.timings.finished_at).max();
-        let completed_at = finished_at
-            .filter(|_| matches!(status, Status::Completed | Status::Failed))
-            .map(|at| at / 1_000);
-        // The first result to run out takes the whole answer with it.
-        let expires_at = completed_at.and_then(|_| {
-            let first = ended
-                .values()
-                .map(|ended| ended.timings.finished_at)
-                .min()?;
-            Some(first / 1_000 + RESULT_TTL.as_secs())
-        });
-        let failed = ended
-            .values()
-            .find_map(|ended| ended.outcome.as_ref().err());
-        let response = match status {
-            Status::Completed => ImagesAnswer::new(record, ended, Pictures::Addresses(base)).ok(),
-            Status::Queued | Status::InProgress | Status::Failed => None,
-        };
-        Self {
-            id: record.job,
-            object: "image.job",
-            status,
-            created_at: record.accepted_at / 1_000,
-            deadline_at: record.deadline_at / 1_000,
-            completed_at,
-            expires_at,
-            size: record.size,
-            output_format: record.format,
-            outputs,
-            error: failed
-                .filter(|_| status == Status::Failed)
-                .map(|error| ErrorFields::new(error, None)),
-            response,
-        }
-    }
-}
-
-fn output_answer<'a>(
-    job: JobId,
-    OutputRequest { index, seed }: &OutputRequest,
-    ended: &'a EndedByOutput,
-    progress: &ProgressByOutput,
-) -> OutputAnswer<'a> {
-    let (id, seed) = (job.output(*index), *seed);
-    let waiting = OutputAnswer {
-        id,
-        seed,
-        status: Status::Queued,
-        stage: None,
-        step: None,
-        steps: None,
-        error: None,
-        timings: None,
-    };
-    match (ended.get(index), progress.get(index)) {
-        (
-            Some(Ended {
-                outcome, timings, ..
-            }),
-            _,
-        ) => {
-            let status = if outcome.is_ok() {
-                Status::Completed
-            } else {
-                Status::Failed
-            };
-            let error = outcome
-                .as_ref()
-                .err()
-                .map(|error| ErrorFields::new(error, None));
-            OutputAnswer {
-                status,
-                error,
-                timings: Some((*timings).into()),
-                ..waiting
-            }
-        }
-        (None, Some(progress)) => OutputAnswer {
-            status: Status::InProgress,
-            stage: Some(progress.stage),
-            step: Some(progress.step),
-            steps: Some(progress.steps),
-            ..waiting
-        },
-        (None, None) => waiting,
-    }
-}
-
-/// A job has ended when all its outputs have; one failed output is a failed job.
-fn overall(outputs: &[Status]) -> Status {
-    let all = |wanted: &[Status]| outputs.iter().all(|status| wanted.contains(status));
-    if all(&[Status::Completed]) {
-        Status::Completed
-    } else if all(&[Status::Completed, Status::Failed]) {
-        Status::Failed
-    } else if all(&[Status::Queued]) {
-        Status::Queued
-    } else {
-        Status::InProgress
     }
 }
 

@@ -1,9 +1,10 @@
 //! Bodies of answers, field by field.
 
-use protocol::{DenoiseParameters, JobError, OutputTimings, PriorUsage, Progress};
+use protocol::{DenoiseParameters, JobError, OutputTimings, PriorUsage};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::outcome::Ended;
 
 fn record(outputs: u8) -> JobRecord {
     let seed = |index: OutputIndex| Seed::new(7 + u64::from(index.get())).expect("small");
@@ -96,91 +97,4 @@ fn one_failed_output_fails_the_answer_with_its_code() {
     let error =
         ImagesAnswer::new(&record(2), &both, Pictures::Addresses("")).expect_err("one failed");
     assert_eq!(error.error().code, ErrorCode::ArFailed);
-}
-
-#[test]
-fn a_job_tells_how_far_each_output_is() {
-    let progress = Progress {
-        output: record(3).job.output(index(1)),
-        stage: Stage::Denoise,
-        step: 3,
-        steps: 30,
-    };
-    let progress = ProgressByOutput::from([(index(1), progress)]);
-    let first = EndedByOutput::from([(index(0), ended(Ok(())))]);
-    let job = value(&JobAnswer::new(&record(3), &first, &progress, ""));
-    assert_eq!(
-        (&job["status"], &job["object"], &job["id"]),
-        (&json!("in_progress"), &json!("image.job"), &json!(JOB))
-    );
-    assert_eq!(
-        (&job["completed_at"], &job["response"], &job["error"]),
-        (&Value::Null, &Value::Null, &Value::Null)
-    );
-    let output = |i: u64, status: &str| {
-        json!({
-            "id": format!("{JOB}-{i}"), "seed": 7 + i, "status": status, "stage": null, "step": null, "steps": null,
-            "error": null, "timings": null,
-        })
-    };
-    let mut done = output(0, "completed");
-    done["timings"] = timings();
-    let mut running = output(1, "in_progress");
-    (running["stage"], running["step"], running["steps"]) = (json!("denoise"), json!(3), json!(30));
-    assert_eq!(job["outputs"], json!([done, running, output(2, "queued")]));
-}
-
-#[test]
-fn a_job_is_what_its_outputs_are() {
-    use Status::{Completed, Failed, InProgress, Queued};
-    let cases: [(&[Status], Status); 6] = [
-        (&[Queued, Queued], Queued),
-        (&[Queued, InProgress], InProgress),
-        (&[Queued, Completed], InProgress),
-        (&[Failed, InProgress], InProgress),
-        (&[Completed, Completed], Completed),
-        (&[Completed, Failed], Failed),
-    ];
-    for (outputs, wanted) in cases {
-        assert_eq!(overall(outputs), wanted, "{outputs:?}");
-    }
-}
-
-#[test]
-fn a_finished_job_holds_its_answer_and_a_failed_one_its_error() {
-    let one = EndedByOutput::from([(index(0), ended(Ok(())))]);
-    let job = value(&JobAnswer::new(
-        &record(1),
-        &one,
-        &ProgressByOutput::new(),
-        "http://h",
-    ));
-    assert_eq!(
-        (&job["status"], &job["completed_at"], &job["expires_at"]),
-        (&json!("completed"), &json!(11), &json!(3611))
-    );
-    assert_eq!(
-        job["response"]["data"][0]["url"],
-        format!("http://h/v1/images/{JOB}-0/content")
-    );
-
-    let failed = EndedByOutput::from([(
-        index(0),
-        ended(Err(JobError::new(ErrorCode::DeadlineExceeded, "late"))),
-    )]);
-    let job = value(&JobAnswer::new(
-        &record(1),
-        &failed,
-        &ProgressByOutput::new(),
-        "",
-    ));
-    assert_eq!(
-        (&job["status"], &job["response"]),
-        (&json!("failed"), &Value::Null)
-    );
-    let error = json!({ "message": "late", "type": "server_error", "param": null, "code": "deadline_exceeded" });
-    assert_eq!(
-        (&job["error"], &job["outputs"][0]["error"]),
-        (&error, &error)
-    );
 }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use protocol::limits::RESULT_TTL;
+use protocol::limits::JOB_AGE_MAX;
 use service::{BusArgs, ShellArgs};
 
 use crate::address::PublicUrl;
@@ -32,20 +32,28 @@ pub struct Config {
     /// Seconds a job may take, waiting included, before it ends with an error
     #[arg(long = "job-timeout-s", value_name = "SECONDS", default_value = "600", value_parser = job_timeout)]
     pub job_timeout: Duration,
+
+    /// Outputs that may be open in the whole deployment; a request beyond is told when to come back
+    #[arg(long, value_name = "OUTPUTS", default_value_t = QUEUE_OUTPUTS_MAX, value_parser = clap::value_parser!(u32).range(1..))]
+    pub queue_outputs_max: u32,
 }
 
-/// A number of seconds above 0 and at most [`RESULT_TTL`]: of a job that takes longer, the first result could have
-/// run out before the last one comes.
+/// Half of what the queue of outputs can hold: what several gateways let in between two looks at each other must find
+/// room too, because what is accepted is never refused by a queue later on.
+const QUEUE_OUTPUTS_MAX: u32 = 10_000;
+
+/// A number of seconds above 0 and at most [`JOB_AGE_MAX`], the age at which queues drop messages. Results may be kept
+/// for less, which the broker knows: readiness compares.
 fn job_timeout(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
         .map_err(|_| "not a number of seconds".to_owned())?;
     let timeout = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
-    let allowed = !timeout.is_zero() && timeout <= RESULT_TTL;
+    let allowed = !timeout.is_zero() && timeout <= JOB_AGE_MAX;
     if allowed {
         Ok(timeout)
     } else {
-        Err(format!("not above 0 and at most {}", RESULT_TTL.as_secs()))
+        Err(format!("not above 0 and at most {}", JOB_AGE_MAX.as_secs()))
     }
 }
 
@@ -56,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_takes_some_time_and_at_most_an_hour() {
-        for text in ["0", "-1", "3601", "NaN", "inf", "1m", ""] {
+    fn a_job_takes_some_time_and_at_most_a_day() {
+        for text in ["0", "-1", "86401", "NaN", "inf", "1m", ""] {
             let parsed =
                 Config::try_parse_from(["fresco-gateway", &format!("--job-timeout-s={text}")]);
             assert!(parsed.is_err(), "{text}");
@@ -67,5 +75,11 @@ mod tests {
             parsed.map(|config| config.job_timeout).ok(),
             Some(Duration::from_millis(500))
         );
+    }
+
+    #[test]
+    fn every_accepted_output_finds_room_in_its_queue() {
+        let most = i64::from(QUEUE_OUTPUTS_MAX);
+        assert!(2 * most <= protocol::topology::QUEUE_MESSAGES_MAX);
     }
 }

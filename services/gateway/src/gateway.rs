@@ -1,12 +1,22 @@
 //! What every route works with.
 
+use std::time::Duration;
+
 use messaging::{Bus, BusError};
-use protocol::ErrorCode;
-use service::{Health, exit::chain, health::Readiness};
+use protocol::{ErrorCode, JobId};
+use service::{Health, clock::unix_millis, exit::chain, health::Readiness};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::{address::Address, jobs::Jobs, reply::ApiError};
+use crate::{
+    address::Address,
+    counters::Counters,
+    jobs::Jobs,
+    outcome::ResultTtl,
+    reply::ApiError,
+    request::ImageRequest,
+    submit::{Admission, Order, draw_seed},
+};
 
 /// Answers with pictures in them that are put together at once. Each has at most ten pictures of 16 MB and their
 /// base64 in memory; the others wait with nothing but the pictures' numbers.
@@ -19,6 +29,12 @@ pub(crate) struct Gateway {
     pub(crate) jobs: Jobs,
     pub(crate) health: Health,
     pub(crate) address: Address,
+    pub(crate) counters: Counters,
+    pub(crate) result_ttl: ResultTtl,
+    /// Longest time a job may take, and the time it gets when it does not ask for less.
+    pub(crate) job_timeout: Duration,
+    /// Cancelled when the process is to stop: who leaves from then on may have been told to.
+    pub(crate) stopping: CancellationToken,
     /// Cancelled when the grace period is nearly over: who still waits is answered that the job goes on.
     pub(crate) answers_due: CancellationToken,
     /// [`PICTURE_ANSWERS_MAX`] permits.
@@ -26,6 +42,17 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
+    /// A job for `request`, as of now.
+    pub(crate) fn order(&self, request: ImageRequest) -> Order {
+        let admission = Admission {
+            job: JobId::generate(),
+            drawn_seed: draw_seed(),
+            accepted_at: unix_millis(),
+            timeout: self.job_timeout,
+        };
+        Order::new(request, &admission)
+    }
+
     /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline.
     pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
         if !self.bus.connection().borrow().up {

@@ -9,24 +9,37 @@
 //! | `routes`    | the HTTP surface                                       |
 //! | `request`   | a body → a checked request, pure                       |
 //! | `submit`    | a checked request → a job, pure                        |
-//! | `jobs`      | follows each open job to its end                       |
+//! | `keyed`     | requests under an idempotency key: one job each        |
+//! | `rooms`     | lets requests in, as `batching`'s admission has it     |
+//! | `jobs`      | the open jobs                                          |
+//! | `follow`    | follows each to its end                                |
+//! | `ends`      | ends outputs: cancels, deadlines                       |
+//! | `waiting`   | clients that wait, and those that leave                |
 //! | `outcome`   | how an output ended, pure                              |
-//! | `answer`    | records and results → bodies of answers, pure          |
+//! | `answer`    | records and results → the images response, pure        |
+//! | `job_answer`| what is known of a job → the job object, pure          |
 //! | `reply`     | `ErrorCode` → HTTP status and error body, the only map |
-//! | `readiness` | looks whether there are streams and workers            |
+//! | `readiness` | looks at streams, queues and workers; shows itself     |
 
 mod address;
 mod answer;
 mod body;
 mod config;
+mod counters;
+mod ends;
+mod follow;
 mod gateway;
+mod job_answer;
 mod jobs;
+mod keyed;
 mod outcome;
 mod readiness;
 mod reply;
 mod request;
+mod rooms;
 mod routes;
 mod submit;
+mod waiting;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -45,8 +58,12 @@ pub use address::PublicUrl;
 pub use config::Config;
 use {
     address::Address,
+    counters::Counters,
     gateway::{Gateway, PICTURE_ANSWERS_MAX},
-    jobs::Jobs,
+    jobs::{Jobs, JobsParts},
+    outcome::ResultTtl,
+    readiness::{Own, Watch},
+    rooms::Rooms,
 };
 
 /// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
@@ -63,6 +80,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 pub struct Running {
     /// Where the API is.
     pub address: SocketAddr,
+    /// Where it answers probes and `/metrics`.
+    pub probes: SocketAddr,
     bus: Bus,
     shutdown: Shutdown,
     grace: Duration,
@@ -74,64 +93,68 @@ pub struct Running {
 
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
 pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running> {
-    let Config {
-        bus,
-        shell,
-        listen,
-        listen_file,
-        public_url,
-        job_timeout,
-    } = config;
-    let (listener, address) = bind(listen).await?;
-    let bus = BusConfig::new(bus.nats_urls, bus.prefix, Role::Gateway);
-    let bus = Bus::connect(&bus).await?;
+    let (listener, address) = bind(config.listen).await?;
+    let urls = config.bus.nats_urls.clone();
+    let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
+    let bus = Bus::connect(&connecting).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
-    let health = Health::new();
-    let probes = service::health::serve(
-        shell.health_listen,
-        health.clone(),
-        Registry::default(),
-        &shutdown,
-    )
-    .await;
-    let probes = probes.with_context(|| format!("cannot listen on {}", shell.health_listen))?;
-    shutdown.tracker.spawn(readiness::keep(
-        bus.clone(),
-        health.clone(),
-        shutdown.token.clone(),
-    ));
-
-    let jobs = Jobs::new(
-        bus.clone(),
+    let (health, counters, probes) = serve_probes(config.shell.health_listen, &shutdown).await?;
+    let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
+    let result_ttl = ResultTtl::default();
+    let watch = Watch {
+        bus: bus.clone(),
+        health: health.clone(),
+        results: results.clone(),
+        rooms: rooms.clone(),
+        result_ttl: result_ttl.clone(),
+        job_timeout: config.job_timeout,
+        own: Own {
+            id: connecting.worker,
+            health_address: probes,
+        },
+        tracker: shutdown.tracker.clone(),
+        stop: shutdown.token.clone(),
+        gone: effects.clone(),
+    };
+    shutdown.tracker.spawn(watch.keep());
+    let jobs = Jobs::new(JobsParts {
+        bus: bus.clone(),
         results,
-        job_timeout,
-        shutdown.tracker.clone(),
-        effects.clone(),
-    );
+        rooms,
+        counters: counters.clone(),
+        result_ttl: result_ttl.clone(),
+        tracker: shutdown.tracker.clone(),
+        stop: effects.clone(),
+    });
     let answers_due = CancellationToken::new();
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
         health,
         address: Address {
-            public: public_url,
+            public: config.public_url,
             bound: address,
         },
+        counters,
+        result_ttl,
+        job_timeout: config.job_timeout,
+        stopping: shutdown.token.clone(),
         answers_due: answers_due.clone(),
         picture_answers: Semaphore::new(PICTURE_ANSWERS_MAX),
     };
     let served = serve(&Arc::new(gateway), listener, &shutdown);
-    if let Some(file) = listen_file {
-        write_whole(&file, &address.to_string())
-            .with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(file) = &config.listen_file {
+        write_whole(file, &address.to_string())?;
     }
-    tracing::info!(%address, %probes, prefix = %bus.prefix(), job_timeout_s = job_timeout.as_secs_f64(), "serving");
+    let job_timeout_s = config.job_timeout.as_secs_f64();
+    tracing::info!(%address, %probes, prefix = %bus.prefix(), job_timeout_s, "serving");
     Ok(Running {
         address,
+        probes,
         bus,
         shutdown,
-        grace: shell.grace,
+        grace: config.shell.grace,
         answers_due,
         effects,
         served,
@@ -146,6 +169,19 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
         .local_addr()
         .context("the listener has no address")?;
     Ok((listener, bound))
+}
+
+/// Serves `/livez`, `/readyz` and `/metrics`: what they tell, and where.
+async fn serve_probes(
+    listen: SocketAddr,
+    shutdown: &Shutdown,
+) -> anyhow::Result<(Health, Counters, SocketAddr)> {
+    let health = Health::new();
+    let mut registry = Registry::default();
+    let counters = Counters::register(&mut registry);
+    let address = service::health::serve(listen, health.clone(), registry, shutdown).await;
+    let address = address.with_context(|| format!("cannot listen on {listen}"))?;
+    Ok((health, counters, address))
 }
 
 /// Serves the API until shutdown and the last answer; the receiver hears of that.
@@ -195,9 +231,10 @@ impl Running {
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Under its name the file is never seen half written.
-fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+fn write_whole(file: &Path, text: &str) -> anyhow::Result<()> {
     let mut unfinished = file.as_os_str().to_owned();
     unfinished.push(".new");
-    std::fs::write(&unfinished, text)?;
-    std::fs::rename(&unfinished, file)
+    let written =
+        std::fs::write(&unfinished, text).and_then(|()| std::fs::rename(&unfinished, file));
+    written.with_context(|| format!("cannot write {}", file.display()))
 }

@@ -1,9 +1,17 @@
-//! How an output ended, without its picture: what answers are made of and what is kept of an open job. Pure.
+//! How an output ended, without its picture: what answers are made of and what is kept of an open job. Pure, but for
+//! the age of results, which is the broker's.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use protocol::{
-    ErrorCode, JobError, JobRecord, OutputIndex, OutputResult, OutputTimings, PriorUsage,
+    Ending, ErrorCode, JobError, JobRecord, OutputIndex, OutputResult, OutputTimings, PriorUsage,
     UnixMillis, limits::RESULT_TTL, topology::in_time,
 };
 
@@ -29,6 +37,36 @@ impl From<&OutputResult> for Ended {
 /// The outputs that ended so far.
 pub(crate) type EndedByOutput = BTreeMap<OutputIndex, Ended>;
 
+/// How long results are kept, as the broker has it; the constant until somebody has looked. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct ResultTtl(Arc<AtomicU64>);
+
+impl Default for ResultTtl {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU64::new(millis(RESULT_TTL))))
+    }
+}
+
+impl ResultTtl {
+    pub(crate) fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+
+    /// An age of 0 is the broker's word for ever: the constant is a promise that holds too.
+    pub(crate) fn set(&self, in_force: Duration) {
+        let kept = if in_force.is_zero() {
+            RESULT_TTL
+        } else {
+            in_force
+        };
+        self.0.store(millis(kept), Ordering::Relaxed);
+    }
+}
+
+fn millis(duration: Duration) -> UnixMillis {
+    UnixMillis::try_from(duration.as_millis()).unwrap_or(UnixMillis::MAX)
+}
+
 /// Why an output has no stored result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Absence {
@@ -41,12 +79,11 @@ pub(crate) enum Absence {
 }
 
 impl Absence {
-    pub(crate) fn at(now: UnixMillis, record: &JobRecord) -> Self {
-        let kept_ms = UnixMillis::try_from(RESULT_TTL.as_millis()).unwrap_or(UnixMillis::MAX);
+    pub(crate) fn at(now: UnixMillis, record: &JobRecord, result_ttl: Duration) -> Self {
         // No result is older than its job, and no job may take longer than results are kept.
         if in_time(record.deadline_at, now) {
             Self::Running
-        } else if now < record.accepted_at.saturating_add(kept_ms) {
+        } else if now < record.accepted_at.saturating_add(millis(result_ttl)) {
             Self::Overdue
         } else {
             Self::Gone
@@ -54,27 +91,53 @@ impl Absence {
     }
 }
 
-/// The result of an output whose time is over.
-pub(crate) fn too_late(record: &JobRecord, index: OutputIndex, now: UnixMillis) -> OutputResult {
-    let allowed_s = record.deadline_at.saturating_sub(record.accepted_at) / 1_000;
-    let error = JobError::new(
-        ErrorCode::DeadlineExceeded,
-        &format!("the job did not finish within {allowed_s} s"),
-    );
-    OutputResult {
-        output: record.job.output(index),
-        outcome: Err(error),
-        seed: record
-            .outputs
-            .iter()
-            .find(|output| output.index == index)
-            .map(|output| output.seed),
-        usage: None,
-        timings: OutputTimings {
-            accepted_at: record.accepted_at,
-            finished_at: now,
-            ..OutputTimings::default()
-        },
-        worker: None,
+/// Why a gateway ends an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its deadline has passed.
+    Deadline,
+    /// Its client does not want it any more.
+    Cancel,
+}
+
+impl Cause {
+    fn error(self, record: &JobRecord) -> JobError {
+        match self {
+            Self::Deadline => {
+                let allowed = record.deadline_at.saturating_sub(record.accepted_at);
+                let allowed_s = Duration::from_millis(allowed).as_secs_f64();
+                let text = format!("the job did not finish within {allowed_s} s");
+                JobError::new(ErrorCode::DeadlineExceeded, &text)
+            }
+            Self::Cancel => JobError::new(ErrorCode::Cancelled, "the job was cancelled"),
+        }
     }
+
+    /// The result of an output that is ended without a picture.
+    pub(crate) fn result(
+        self,
+        record: &JobRecord,
+        index: OutputIndex,
+        now: UnixMillis,
+    ) -> OutputResult {
+        let mut outputs = record.outputs.iter();
+        let output = outputs.find(|output| output.index == index);
+        OutputResult {
+            output: record.job.output(index),
+            outcome: Err(self.error(record)),
+            seed: output.map(|output| output.seed),
+            usage: None,
+            timings: OutputTimings {
+                accepted_at: record.accepted_at,
+                finished_at: now,
+                ..OutputTimings::default()
+            },
+            worker: None,
+        }
+    }
+}
+
+/// How an ended output ended.
+pub(crate) fn ending(ended: &Ended) -> Ending {
+    Ending::of(&ended.outcome)
 }

@@ -1,13 +1,19 @@
-//! Whether a request would find its streams and its workers. One task looks every second and writes it down;
-//! `/readyz` and every new job read that, so that a flood of requests asks the broker no more than a quiet hour.
+//! What a gateway sees of its deployment, and what it shows of itself. One task looks every second and writes down
+//! whether a request would find its streams and its workers; `/readyz`, admission and every new job read that, so
+//! that a flood of requests asks the broker no more than a quiet hour.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use messaging::Bus;
-use protocol::{Role, WorkerPresence, WorkerState, topology::Topology};
+use messaging::{Bus, Presence, Queues, Results};
+use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use service::{Health, exit::chain, health::Readiness};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    outcome::ResultTtl,
+    rooms::{self, Rooms},
+};
 
 /// How old an answer of `/readyz` can be.
 const READINESS_PERIOD: Duration = Duration::from_secs(1);
@@ -15,26 +21,122 @@ const READINESS_PERIOD: Duration = Duration::from_secs(1);
 /// One look: as many requests as there are streams, consumers and buckets. The bus gives up on one after 2 s.
 const READINESS_LOOK_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Looks until `stop`, then says that the gateway stops.
-pub(crate) async fn keep(bus: Bus, health: Health, stop: CancellationToken) {
-    let topology = Topology::new(bus.prefix());
-    let mut ticks = interval(READINESS_PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut connection = bus.connection();
-    loop {
-        let found = tokio::select! {
-            () = stop.cancelled() => break,
-            found = look(&bus, &topology) => found,
-        };
-        note(&health, found);
-        tokio::select! {
-            () = stop.cancelled() => break,
-            // A lost connection is known before the next tick; the end of the bus is the end of the process.
-            _ = connection.changed() => {}
-            _ = ticks.tick() => {}
+/// Looks and shows.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) bus: Bus,
+    pub(crate) health: Health,
+    pub(crate) results: Results,
+    pub(crate) rooms: Rooms,
+    pub(crate) result_ttl: ResultTtl,
+    pub(crate) job_timeout: Duration,
+    pub(crate) own: Own,
+    pub(crate) tracker: TaskTracker,
+    /// No new jobs from here on.
+    pub(crate) stop: CancellationToken,
+    /// The jobs' tasks end here, and the gateway goes out of sight.
+    pub(crate) gone: CancellationToken,
+}
+
+/// What a gateway tells of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Own {
+    pub(crate) id: WorkerId,
+    pub(crate) health_address: SocketAddr,
+}
+
+/// What one look found.
+struct Seen {
+    workers: Vec<WorkerPresence>,
+    queues: Queues,
+    /// None where it is not limited or not known.
+    result_ttl: Option<Duration>,
+}
+
+impl Watch {
+    /// Looks until `stop`, then says that the gateway stops, and until `gone` how much is still open here.
+    pub(crate) async fn keep(self) {
+        let topology = Topology::new(self.bus.prefix());
+        let mut ticks = interval(READINESS_PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut connection = self.bus.connection();
+        let mut presence = None;
+        loop {
+            let found = tokio::select! {
+                () = self.stop.cancelled() => break,
+                found = look(&self.bus, &topology) => found,
+            };
+            // Before the streams are there nobody could see it.
+            let streams_are_there = found.is_ok();
+            let found = self.take_in(found);
+            if streams_are_there || presence.is_some() {
+                self.show(&mut presence, &found);
+            }
+            note(&self.health, found);
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                // A lost connection is known before the next tick; the end of the bus is the end of the process.
+                _ = connection.changed() => {}
+                _ = ticks.tick() => {}
+            }
+        }
+        let stopping = Readiness::NotReady("the gateway is stopping".to_owned());
+        note(&self.health, stopping.clone());
+        while presence.is_some() && !self.gone.is_cancelled() {
+            self.show(&mut presence, &stopping);
+            tokio::select! {
+                () = self.gone.cancelled() => {}
+                _ = ticks.tick() => {}
+            }
         }
     }
-    health.set_not_ready("the gateway is stopping");
+
+    /// Hands on what was seen, and judges it.
+    fn take_in(&self, found: Result<Seen, String>) -> Readiness {
+        let seen = match found {
+            Ok(seen) => seen,
+            Err(reason) => return Readiness::NotReady(reason),
+        };
+        if let Some(result_ttl) = seen.result_ttl {
+            self.result_ttl.set(result_ttl);
+        }
+        let finished = self.results.pictures_announced();
+        let look = rooms::look(&self.own.id, &seen.workers, seen.queues, finished);
+        self.rooms.look(look);
+        judge(&seen.workers, self.job_timeout, self.result_ttl.get())
+    }
+
+    /// Tells the deployment how this gateway is.
+    fn show(&self, presence: &mut Option<Presence>, readiness: &Readiness) {
+        let outputs_open = u32::try_from(self.rooms.open()).unwrap_or(u32::MAX);
+        let now = WorkerPresence {
+            worker: self.own.id.clone(),
+            role: Role::Gateway,
+            state: match outputs_open {
+                _ if self.stop.is_cancelled() => WorkerState::Draining,
+                0 => WorkerState::Idle,
+                _ => WorkerState::Busy,
+            },
+            reason: match readiness {
+                Readiness::Ready => None,
+                Readiness::NotReady(reason) => Some(reason.clone()),
+            },
+            host: service::host::name(),
+            process: std::process::id(),
+            device: None,
+            model_revision: None,
+            health_address: Some(self.own.health_address),
+            held: Vec::new(),
+            outputs_open,
+        };
+        match presence {
+            Some(presence) => presence.update_to(now),
+            None => {
+                let gone = self.gone.clone();
+                *presence = Some(Presence::start(&self.bus, now, &self.tracker, gone));
+            }
+        }
+    }
 }
 
 /// Writes down and tells the log what has changed.
@@ -54,41 +156,53 @@ fn note(health: &Health, found: Readiness) {
     }
 }
 
-async fn look(bus: &Bus, topology: &Topology) -> Readiness {
+/// What is there, or what is missing.
+async fn look(bus: &Bus, topology: &Topology) -> Result<Seen, String> {
     if !bus.connection().borrow().up {
-        return Readiness::NotReady("the message broker is not connected".to_owned());
+        return Err("the message broker is not connected".to_owned());
     }
     let look = async {
         bus.verify(topology).await.map_err(|error| chain(&error))?;
-        bus.workers().await.map_err(|error| chain(&error))
+        let seen = tokio::try_join!(bus.workers(), bus.queues(), bus.result_ttl());
+        let (workers, queues, result_ttl) = seen.map_err(|error| chain(&error))?;
+        Ok(Seen {
+            workers,
+            queues,
+            result_ttl,
+        })
     };
-    match timeout(READINESS_LOOK_TIME_MAX, look).await {
-        Ok(Ok(workers)) => judge(&workers),
-        Ok(Err(reason)) => Readiness::NotReady(reason),
-        Err(_) => Readiness::NotReady("the message broker does not answer in time".to_owned()),
-    }
+    let timed = timeout(READINESS_LOOK_TIME_MAX, look).await;
+    timed.unwrap_or_else(|_| Err("the message broker does not answer in time".to_owned()))
 }
 
-/// Ready with at least one worker of each role that takes work.
-fn judge(workers: &[WorkerPresence]) -> Readiness {
-    let takes_work =
-        |worker: &&WorkerPresence| matches!(worker.state, WorkerState::Idle | WorkerState::Busy);
-    let missing = [Role::ArBatcher, Role::Denoiser].into_iter().find(|role| {
-        !workers
-            .iter()
-            .filter(takes_work)
-            .any(|worker| worker.role == *role)
-    });
-    match missing {
-        Some(role) => Readiness::NotReady(format!("no {role} is ready")),
-        None => Readiness::Ready,
+/// Ready with at least one worker of each role that takes work, and with results that outlive their jobs.
+fn judge(workers: &[WorkerPresence], job_timeout: Duration, result_ttl: Duration) -> Readiness {
+    if job_timeout > result_ttl {
+        // The first result of a job could have run out before its last one comes.
+        return Readiness::NotReady(format!(
+            "--job-timeout-s is {}, and the broker keeps results for {} s only",
+            job_timeout.as_secs_f64(),
+            result_ttl.as_secs_f64()
+        ));
     }
+    let takes_work =
+        |worker: &WorkerPresence| matches!(worker.state, WorkerState::Idle | WorkerState::Busy);
+    for role in [Role::ArBatcher, Role::Denoiser] {
+        let of_role = || workers.iter().filter(|worker| worker.role == role);
+        if of_role().any(takes_work) {
+            continue;
+        }
+        let quarantined = of_role().filter(|worker| worker.state == WorkerState::Quarantined);
+        return Readiness::NotReady(match quarantined.count() {
+            0 => format!("no {role} is ready"),
+            number => format!("no {role} is ready: {number} in quarantine"),
+        });
+    }
+    Readiness::Ready
 }
 
 #[cfg(test)]
 mod tests {
-    use protocol::WorkerId;
-
     use super::*;
 
     fn worker(role: Role, state: WorkerState) -> WorkerPresence {
@@ -107,39 +221,60 @@ mod tests {
         }
     }
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     #[test]
     fn it_takes_one_working_worker_of_each_role() {
-        use WorkerState::{Busy, Draining, Idle, Loading};
-        let cases: [(Vec<(Role, WorkerState)>, _); 6] = [
-            (vec![], Some("no ar-batcher is ready")),
-            (vec![(Role::ArBatcher, Idle)], Some("no denoiser is ready")),
-            (vec![(Role::Denoiser, Idle)], Some("no ar-batcher is ready")),
+        use Role::{ArBatcher, Denoiser, Gateway};
+        use WorkerState::{Busy, Draining, Idle, Loading, Quarantined};
+        let no_batcher = Some("no ar-batcher is ready");
+        let cases: [(&[(Role, WorkerState)], _); 9] = [
+            (&[], no_batcher),
+            (&[(ArBatcher, Idle)], Some("no denoiser is ready")),
+            (&[(Denoiser, Idle)], no_batcher),
+            (&[(Gateway, Idle), (Denoiser, Idle)], no_batcher),
+            (&[(ArBatcher, Loading), (Denoiser, Idle)], no_batcher),
             (
-                vec![(Role::ArBatcher, Loading), (Role::Denoiser, Idle)],
-                Some("no ar-batcher is ready"),
-            ),
-            (
-                vec![(Role::ArBatcher, Busy), (Role::Denoiser, Draining)],
+                &[(ArBatcher, Busy), (Denoiser, Draining)],
                 Some("no denoiser is ready"),
             ),
             (
-                vec![
-                    (Role::ArBatcher, Busy),
-                    (Role::Denoiser, Draining),
-                    (Role::Denoiser, Busy),
+                &[(ArBatcher, Busy), (Denoiser, Draining), (Denoiser, Busy)],
+                None,
+            ),
+            (
+                &[
+                    (ArBatcher, Busy),
+                    (Denoiser, Quarantined),
+                    (Denoiser, Loading),
                 ],
+                Some("no denoiser is ready: 1 in quarantine"),
+            ),
+            (
+                &[(ArBatcher, Busy), (Denoiser, Quarantined), (Denoiser, Idle)],
                 None,
             ),
         ];
         for (workers, reason) in cases {
-            let workers: Vec<_> = workers
+            let present: Vec<_> = workers
                 .iter()
                 .map(|(role, state)| worker(*role, *state))
                 .collect();
             let wanted = reason.map_or(Readiness::Ready, |reason| {
                 Readiness::NotReady(reason.to_owned())
             });
-            assert_eq!(judge(&workers), wanted);
+            assert_eq!(judge(&present, MINUTE, MINUTE), wanted, "{workers:?}");
         }
+    }
+
+    #[test]
+    fn results_that_run_out_before_their_job_does_are_no_service() {
+        let workers = [Role::ArBatcher, Role::Denoiser].map(|role| worker(role, WorkerState::Idle));
+        assert_eq!(judge(&workers, MINUTE, MINUTE), Readiness::Ready);
+        let reason = "--job-timeout-s is 120, and the broker keeps results for 60 s only";
+        assert_eq!(
+            judge(&workers, 2 * MINUTE, MINUTE),
+            Readiness::NotReady(reason.to_owned())
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use batching::admission::RETRY_AFTER_UNMEASURED;
 use protocol::{ErrorCode, JobError, JobId};
 use serde::Serialize;
 use warp::{
@@ -9,14 +10,17 @@ use warp::{
     reply::Response,
 };
 
-/// A full queue empties at the pace of denoising, seconds per picture: sooner is not worth a try.
-const RETRY_AFTER_QUEUE_FULL: Duration = Duration::from_secs(5);
+/// For a refusal that knows no better: what admission says before anything was measured.
+const RETRY_AFTER_QUEUE_FULL: Duration = RETRY_AFTER_UNMEASURED;
 
 /// A worker's start, a reconnect or the next look at a running job: about a second each.
 const RETRY_AFTER_NOT_READY: Duration = Duration::from_secs(1);
 
 /// Which job an answer is about, on successes and failures alike.
 const REQUEST_ID: &str = "x-request-id";
+
+/// Says that an answer is that of an earlier request under the same key.
+const REPLAYED: &str = "idempotency-replayed";
 
 /// An answer that is no success.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +32,9 @@ pub(crate) struct ApiError {
     job: Option<JobId>,
     /// What the path does allow, with `method_not_allowed`.
     allow: Option<&'static str>,
+    /// When to come back, where that is known better than by the code.
+    retry_after: Option<Duration>,
+    replayed: bool,
 }
 
 impl ApiError {
@@ -70,6 +77,22 @@ impl ApiError {
         }
     }
 
+    /// The client should come back after this.
+    pub(crate) fn retry_after(self, after: Duration) -> Self {
+        Self {
+            retry_after: Some(after),
+            ..self
+        }
+    }
+
+    /// It is the answer to an earlier request under the same key.
+    pub(crate) fn replayed(self) -> Self {
+        Self {
+            replayed: true,
+            ..self
+        }
+    }
+
     pub(crate) fn error(&self) -> &JobError {
         &self.error
     }
@@ -87,7 +110,7 @@ impl ApiError {
                 error: ErrorFields::new(&self.error, self.param.as_deref()),
             },
         );
-        if let Some(after) = retry_after(self.error.code) {
+        if let Some(after) = self.retry_after.or_else(|| retry_after(self.error.code)) {
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, after.as_secs().into());
@@ -96,6 +119,9 @@ impl ApiError {
             response
                 .headers_mut()
                 .insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.replayed {
+            response = with_replayed(response);
         }
         match self.job {
             Some(job) => with_request_id(response, job),
@@ -111,6 +137,8 @@ impl From<JobError> for ApiError {
             param: None,
             job: None,
             allow: None,
+            retry_after: None,
+            replayed: false,
         }
     }
 }
@@ -125,6 +153,7 @@ pub(crate) const fn http_status(code: ErrorCode) -> StatusCode {
             StatusCode::BAD_REQUEST
         }
         ErrorCode::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorCode::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
         ErrorCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
@@ -212,6 +241,13 @@ const UNWRITABLE: &[u8] =
 pub(crate) fn with_request_id(mut response: Response, job: JobId) -> Response {
     let id = HeaderValue::try_from(job.to_string()).expect("an id is hexadecimal digits");
     response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// `response`, telling that it is the answer to an earlier request.
+pub(crate) fn with_replayed(mut response: Response) -> Response {
+    let said = HeaderValue::from_static("true");
+    response.headers_mut().insert(REPLAYED, said);
     response
 }
 

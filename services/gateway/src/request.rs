@@ -4,7 +4,7 @@
 //! Fields are read one by one as raw JSON, so that a wrong type, a repeated key or a number beyond its range can be
 //! refused by the field's name. `null` is an absent field, as OpenAI's specification has it for the optional ones.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use protocol::{
     DenoiseParameters, ErrorCode, ImageFormat, ImageSize, OutputIndex, ParameterError, Seed,
@@ -36,6 +36,8 @@ pub(crate) struct ImageRequest {
     /// Leaves room for every output's offset; `None` lets the gateway draw one.
     pub(crate) seed: Option<Seed>,
     pub(crate) response_format: ResponseFormat,
+    /// How long it may take, waiting included; `None` is as long as the gateway allows.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// How the pictures come back.
@@ -45,6 +47,16 @@ pub(crate) enum ResponseFormat {
     Url,
     /// Inside the answer.
     Base64,
+}
+
+impl ResponseFormat {
+    /// As the request writes it.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Url => "url",
+            Self::Base64 => "b64_json",
+        }
+    }
 }
 
 /// A text the AR model may read: not blank, not too long, without control texts.
@@ -76,8 +88,8 @@ impl Prompt {
         Ok(Self(text))
     }
 
-    pub(crate) fn into_string(self) -> String {
-        self.0
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -89,8 +101,8 @@ impl fmt::Debug for Prompt {
 }
 
 impl ImageRequest {
-    /// The request that the bytes of a body are.
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    /// The request that the bytes of a body are; it may ask for `timeout_max` at most.
+    pub(crate) fn parse(body: &[u8], timeout_max: Duration) -> Result<Self, ApiError> {
         let not_json = |text: &str| ApiError::new(ErrorCode::InvalidJson, text);
         let text = std::str::from_utf8(body).map_err(|_| not_json("the body is not UTF-8"))?;
         let pairs: Pairs<'_> = serde_json::from_str(text).map_err(|error| {
@@ -100,7 +112,7 @@ impl ImageRequest {
                 error.column()
             ))
         })?;
-        Fields::sort(pairs)?.check()
+        Fields::sort(pairs)?.check(timeout_max)
     }
 }
 
@@ -139,6 +151,7 @@ struct Fields<'a> {
     guidance_scale: Option<&'a RawValue>,
     response_format: Option<&'a RawValue>,
     output_format: Option<&'a RawValue>,
+    timeout_s: Option<&'a RawValue>,
     /// Accepted and unused: clients send it out of habit, and it changes no picture.
     user: Option<&'a RawValue>,
 }
@@ -158,6 +171,7 @@ impl<'a> Fields<'a> {
                 "guidance_scale" => &mut fields.guidance_scale,
                 "response_format" => &mut fields.response_format,
                 "output_format" => &mut fields.output_format,
+                "timeout_s" => &mut fields.timeout_s,
                 "user" => &mut fields.user,
                 _ => return Err(ApiError::unknown_parameter(&key)),
             };
@@ -171,7 +185,7 @@ impl<'a> Fields<'a> {
         Ok(fields)
     }
 
-    fn check(&self) -> Result<ImageRequest, ApiError> {
+    fn check(&self, timeout_max: Duration) -> Result<ImageRequest, ApiError> {
         let prompt = read(self.prompt, "prompt", "a string")?;
         let prompt = Prompt::new(
             prompt.ok_or_else(|| ApiError::parameter("prompt", "prompt is required"))?,
@@ -197,6 +211,7 @@ impl<'a> Fields<'a> {
             denoise: self.denoise()?,
             seed: self.seed(outputs)?,
             response_format: self.response_format()?,
+            timeout: self.timeout(timeout_max)?,
         })
     }
 
@@ -245,6 +260,17 @@ impl<'a> Fields<'a> {
             };
             of_parameter(&error, param)
         })
+    }
+
+    fn timeout(&self, timeout_max: Duration) -> Result<Option<Duration>, ApiError> {
+        let expected = format!("a number above 0 and at most {}", timeout_max.as_secs_f64());
+        let Some(seconds) = read(self.timeout_s, "timeout_s", &expected)? else {
+            return Ok(None);
+        };
+        let timeout = Duration::try_from_secs_f64(seconds).ok();
+        let allowed = timeout.filter(|timeout| !timeout.is_zero() && *timeout <= timeout_max);
+        let timeout = allowed.ok_or_else(|| must_be("timeout_s", &expected))?;
+        Ok(Some(timeout))
     }
 
     fn response_format(&self) -> Result<ResponseFormat, ApiError> {

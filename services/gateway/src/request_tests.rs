@@ -6,21 +6,26 @@ use serde_json::json;
 use super::*;
 use crate::reply::http_status;
 
+const TIMEOUT_MAX: Duration = Duration::from_secs(600);
+
 fn parse(body: &str) -> Result<ImageRequest, ApiError> {
-    ImageRequest::parse(body.as_bytes())
+    ImageRequest::parse(body.as_bytes(), TIMEOUT_MAX)
 }
 
 /// Code and named parameter of the refusal of `body`.
 fn refusal(body: &[u8]) -> (ErrorCode, Option<String>) {
-    let error = ImageRequest::parse(body).expect_err("the body is refused");
+    let error = ImageRequest::parse(body, TIMEOUT_MAX).expect_err("the body is refused");
     (error.error().code, error.param().map(str::to_owned))
 }
 
 #[test]
 fn a_prompt_alone_gets_the_defaults() {
     let request = parse(r#"{"prompt": "a red cube"}"#).expect("a prompt is enough");
-    assert_eq!(request.prompt.into_string(), "a red cube");
-    assert_eq!((request.outputs, request.seed), (1, None));
+    assert_eq!(request.prompt.as_str(), "a red cube");
+    assert_eq!(
+        (request.outputs, request.seed, request.timeout),
+        (1, None, None)
+    );
     assert_eq!(request.size.to_string(), "1024x1024");
     assert_eq!(
         (request.denoise.steps(), request.denoise.guidance_scale()),
@@ -36,7 +41,7 @@ fn a_prompt_alone_gets_the_defaults() {
 fn every_field_is_honoured() {
     let body = json!({
         "prompt": "日本", "model": "glm-image", "n": 10, "size": "96x160", "seed": 7, "num_inference_steps": 1000,
-        "guidance_scale": 20, "response_format": "b64_json", "output_format": "png", "user": "someone",
+        "guidance_scale": 20, "response_format": "b64_json", "output_format": "png", "user": "someone", "timeout_s": 1.5,
     });
     let request = parse(&body.to_string()).expect("all allowed");
     assert_eq!((request.outputs, request.seed), (10, Seed::new(7)));
@@ -46,12 +51,13 @@ fn every_field_is_honoured() {
         (1000, 20.0)
     );
     assert_eq!(request.response_format, ResponseFormat::Base64);
+    assert_eq!(request.timeout, Some(Duration::from_millis(1_500)));
 }
 
 #[test]
 fn null_is_an_absent_field() {
     let body = r#"{"prompt":"p","model":null,"n":null,"size":null,"seed":null,"num_inference_steps":null,
-        "guidance_scale":null,"response_format":null,"output_format":null,"user":null}"#;
+        "guidance_scale":null,"response_format":null,"output_format":null,"user":null,"timeout_s":null}"#;
     assert_eq!(parse(body), parse(r#"{"prompt":"p"}"#));
     assert_eq!(
         refusal(br#"{"prompt":null}"#),
@@ -245,7 +251,7 @@ fn near_body() -> impl Strategy<Value = String> {
 }
 
 fn is_request_or_4xx(body: &[u8]) -> bool {
-    match ImageRequest::parse(body) {
+    match ImageRequest::parse(body, TIMEOUT_MAX) {
         Ok(request) => (1..=OUTPUTS_PER_JOB_MAX).contains(&request.outputs),
         Err(error) => http_status(error.error().code).is_client_error(),
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use protocol::{ArJob, JobId, JobRecord, OutputIndex, OutputRequest, Seed, UnixMillis};
 
-use crate::request::ImageRequest;
+use crate::request::{ImageRequest, Prompt};
 
 /// Largest seed that is drawn for a request without one: torch's CPU generator keeps the low 32 bits of a seed, so
 /// larger ones would only look different. Ten below, for the offsets of the outputs.
@@ -17,6 +17,7 @@ pub(crate) struct Admission {
     /// For a request without one.
     pub(crate) drawn_seed: Seed,
     pub(crate) accepted_at: UnixMillis,
+    /// For a request without one.
     pub(crate) timeout: Duration,
 }
 
@@ -24,7 +25,7 @@ pub(crate) struct Admission {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) record: JobRecord,
-    pub(crate) ar_job: ArJob,
+    prompt: Prompt,
 }
 
 impl Order {
@@ -43,34 +44,51 @@ impl Order {
             OutputRequest { index, seed }
         };
         let outputs: Vec<OutputRequest> = OutputIndex::first(request.outputs).map(output).collect();
+        let timeout = request.timeout.unwrap_or(timeout);
         let timeout_ms = UnixMillis::try_from(timeout.as_millis()).unwrap_or(UnixMillis::MAX);
-        let deadline_at = accepted_at.saturating_add(timeout_ms);
-        let ImageRequest {
+        let record = JobRecord {
+            job,
+            outputs,
+            size: request.size,
+            format: request.format,
+            denoise: request.denoise,
+            accepted_at,
+            deadline_at: accepted_at.saturating_add(timeout_ms),
+        };
+        Self {
+            record,
+            prompt: request.prompt,
+        }
+    }
+
+    /// The same job that somebody began to queue as `record`, for a request that is the same.
+    pub(crate) fn again(request: ImageRequest, record: JobRecord) -> Self {
+        Self {
+            record,
+            prompt: request.prompt,
+        }
+    }
+
+    /// The message for the AR stage.
+    pub(crate) fn ar_job(&self) -> ArJob {
+        let JobRecord {
+            job,
+            ref outputs,
             size,
             format,
             denoise,
-            ..
-        } = request;
-        Self {
-            record: JobRecord {
-                job,
-                outputs: outputs.clone(),
-                size,
-                format,
-                denoise,
-                accepted_at,
-                deadline_at,
-            },
-            ar_job: ArJob {
-                job,
-                prompt: request.prompt.into_string(),
-                outputs,
-                size,
-                format,
-                denoise,
-                accepted_at,
-                deadline_at,
-            },
+            accepted_at,
+            deadline_at,
+        } = self.record;
+        ArJob {
+            job,
+            prompt: self.prompt.as_str().to_owned(),
+            outputs: outputs.clone(),
+            size,
+            format,
+            denoise,
+            accepted_at,
+            deadline_at,
         }
     }
 }
@@ -86,7 +104,8 @@ mod tests {
     use super::*;
 
     fn order(body: &str) -> Order {
-        let request = ImageRequest::parse(body.as_bytes()).expect("allowed");
+        let request =
+            ImageRequest::parse(body.as_bytes(), Duration::from_secs(600)).expect("allowed");
         let drawn_seed = Seed::new(SEED_DRAWN_MAX.into()).expect("allowed");
         let admission = Admission {
             job: JobId::from_u128(1),
@@ -110,7 +129,7 @@ mod tests {
     fn output_i_uses_seed_plus_i() {
         let order = order(r#"{"prompt":"p","n":3,"seed":7}"#);
         assert_eq!(seeds(&order), [7, 8, 9]);
-        assert_eq!(order.ar_job.outputs, order.record.outputs);
+        assert_eq!(order.ar_job().outputs, order.record.outputs);
     }
 
     #[test]
@@ -130,6 +149,12 @@ mod tests {
             (order.record.accepted_at, order.record.deadline_at),
             (1_000, 601_000)
         );
-        assert_eq!(order.ar_job.deadline_at, order.record.deadline_at);
+        assert_eq!(order.ar_job().deadline_at, order.record.deadline_at);
+    }
+
+    #[test]
+    fn a_requests_own_timeout_is_its_deadline() {
+        let order = order(r#"{"prompt":"p","timeout_s":1.5}"#);
+        assert_eq!(order.record.deadline_at, 2_500);
     }
 }

@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Buf;
 use futures::Stream;
-use messaging::ProgressByOutput;
-use protocol::{ErrorCode, JobRecord, OutputId, OutputResult, limits::RESULT_TTL};
+use protocol::{ErrorCode, JobRecord, OutputId, OutputResult};
 use service::clock::unix_millis;
 use warp::{
     Filter,
@@ -17,13 +16,16 @@ use warp::{
 
 use super::{answer, host, ok, only, spanned, with};
 use crate::{
-    answer::{ImagesAnswer, JobAnswer, Pictures, job_path},
+    answer::{ImagesAnswer, Pictures, job_path},
     body,
     gateway::Gateway,
-    jobs::Accepted,
-    outcome::{Absence, Ended, EndedByOutput},
-    reply::{ApiError, json, with_request_id},
+    job_answer::{JobAnswer, JobView, LifeByOutput},
+    jobs::{NotQueued, OpenJob, Start},
+    keyed::{self, Taken},
+    outcome::{Absence, Cause, EndedByOutput},
+    reply::{ApiError, json, with_replayed, with_request_id},
     request::{ImageRequest, ResponseFormat},
+    waiting::{OnDisconnect, Stay, all_ended, on_disconnect, so_far},
 };
 
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
@@ -68,22 +70,76 @@ async fn generate<B: Buf>(
     body: impl Stream<Item = Result<B, warp::Error>>,
 ) -> Result<Response, ApiError> {
     let bytes = body::read_json(&headers, body).await?;
-    let request = ImageRequest::parse(&bytes)?;
+    let request = ImageRequest::parse(&bytes, gateway.job_timeout)?;
     drop(bytes);
-    let format = request.response_format;
-    let in_background = prefers_async(&headers);
-    if in_background && format == ResponseFormat::Base64 {
+    let on_disconnect = on_disconnect(&headers)?;
+    let key = keyed::key(&headers)?;
+    let wish = Wish {
+        format: request.response_format,
+        in_background: prefers_async(&headers),
+        base: gateway.address.base(host.as_ref()),
+    };
+    if wish.in_background && wish.format == ResponseFormat::Base64 {
         let text = "response_format must be url with Prefer: respond-async";
         return Err(ApiError::parameter("response_format", text));
     }
-    gateway.check_ready()?;
-    let accepted = gateway.jobs.accept(request).await?;
-    tracing::Span::current().record("job", tracing::field::display(accepted.record.job));
-    let base = gateway.address.base(host.as_ref());
-    if in_background {
-        return Ok(job_accepted(&accepted.record, &base));
+    // Who has a key comes back with it, and who does not wait cannot leave.
+    let Some(key) = key else {
+        let stays = if wish.in_background {
+            OnDisconnect::Continue
+        } else {
+            on_disconnect
+        };
+        return generate_new(gateway, request, stays, wish).await;
+    };
+    match gateway.take_keyed(request, key).await? {
+        Taken::New(open) => reply(gateway, open, wish).await,
+        Taken::Joined(open) => match reply(gateway, open, wish).await {
+            Ok(response) => Ok(with_replayed(response)),
+            Err(error) => Err(error.replayed()),
+        },
     }
-    wait(gateway, accepted, format, base).await
+}
+
+/// What a client wants to hear.
+#[derive(Debug)]
+struct Wish {
+    format: ResponseFormat,
+    in_background: bool,
+    /// Start of the addresses in the answer.
+    base: String,
+}
+
+async fn generate_new(
+    gateway: &Gateway,
+    request: ImageRequest,
+    on_disconnect: OnDisconnect,
+    wish: Wish,
+) -> Result<Response, ApiError> {
+    gateway.check_ready()?;
+    let order = gateway.order(request);
+    let room = gateway.jobs.admit(&order)?;
+    let mut open = gateway.jobs.follow(order, Start::New(room))?;
+    let stay = Stay::new(gateway, &open, on_disconnect);
+    let answer = match open.queued().await {
+        Ok(()) => reply(gateway, open, wish).await,
+        Err(NotQueued::Refused(error)) => Err(error),
+        Err(NotQueued::Claimed(_)) => {
+            let text = "a job without a key gave way to another";
+            Err(ApiError::new(ErrorCode::Internal, text))
+        }
+    };
+    stay.over();
+    answer
+}
+
+/// The answer about a job that is queued: at once, or with its pictures.
+async fn reply(gateway: &Gateway, open: OpenJob, wish: Wish) -> Result<Response, ApiError> {
+    tracing::Span::current().record("job", tracing::field::display(open.record.job));
+    if wish.in_background {
+        return Ok(job_accepted(gateway, &open, &wish.base));
+    }
+    wait(gateway, open, wish).await
 }
 
 /// Whether the client would rather not wait (RFC 7240). Other preferences are ignored, as the RFC has it.
@@ -100,9 +156,19 @@ fn prefers_async(headers: &HeaderMap) -> bool {
 }
 
 /// 202: the job, and where to ask for it.
-fn job_accepted(record: &JobRecord, base: &str) -> Response {
-    let ended = EndedByOutput::new();
-    let job = JobAnswer::new(record, &ended, &ProgressByOutput::new(), base);
+fn job_accepted(gateway: &Gateway, open: &OpenJob, base: &str) -> Response {
+    let record = &open.record;
+    let (ended, progress) = so_far(open);
+    // Asked for at the address below; a new job has none.
+    let lives = LifeByOutput::new();
+    let job = JobAnswer::new(JobView {
+        record,
+        ended: &ended,
+        progress: &progress,
+        lives: &lives,
+        base,
+        result_ttl: gateway.result_ttl.get(),
+    });
     let mut response = with_request_id(json(StatusCode::ACCEPTED, &job), record.job);
     let location = HeaderValue::try_from(format!("{base}{}", job_path(record.job)));
     let location = location.expect("an authority and a hexadecimal id are visible characters");
@@ -115,37 +181,15 @@ fn job_accepted(record: &JobRecord, base: &str) -> Response {
 }
 
 /// Waits for every output; the first failed one fails the request.
-async fn wait(
-    gateway: &Gateway,
-    mut accepted: Accepted,
-    format: ResponseFormat,
-    base: String,
-) -> Result<Response, ApiError> {
-    let record = accepted.record;
-    let mut ended = EndedByOutput::new();
-    while ended.len() < record.outputs.len() {
-        let result = tokio::select! {
-            result = accepted.results.recv() => result,
-            () = gateway.answers_due.cancelled() => None,
-        };
-        let Some(result) = result else {
-            let text =
-                "the gateway is stopping; the job goes on and another gateway can tell of it";
-            return Err(ApiError::new(ErrorCode::NotReady, text).of_job(record.job));
-        };
-        // Its picture is dropped here: a waiting request holds none.
-        ended.insert(result.output.index, Ended::from(&result));
-        result
-            .outcome
-            .map_err(|error| ApiError::from(error).of_job(record.job))?;
-    }
+async fn wait(gateway: &Gateway, mut open: OpenJob, wish: Wish) -> Result<Response, ApiError> {
+    let ended = all_ended(gateway, &mut open).await?;
+    let record = open.record;
     let job = record.job;
-    let response = match format {
-        ResponseFormat::Url => ok(&ImagesAnswer::new(
-            &record,
-            &ended,
-            Pictures::Addresses(&base),
-        )?),
+    let response = match wish.format {
+        ResponseFormat::Url => {
+            let pictures = Pictures::Addresses(&wish.base);
+            ok(&ImagesAnswer::new(&record, &ended, pictures)?)
+        }
         ResponseFormat::Base64 => with_pictures(gateway, record, ended)
             .await
             .map_err(|error| error.of_job(job))?,
@@ -204,7 +248,10 @@ async fn content(gateway: &Gateway, id: &str, headers: &HeaderMap) -> Result<Res
         );
         response
     };
-    let caching = format!("private, max-age={}, immutable", RESULT_TTL.as_secs());
+    let caching = format!(
+        "private, max-age={}, immutable",
+        gateway.result_ttl.get().as_secs()
+    );
     let values = [(header::ETAG, tag), (header::CACHE_CONTROL, caching)];
     for (name, value) in values {
         let value = HeaderValue::try_from(value).expect("ids and numbers are visible characters");
@@ -223,11 +270,11 @@ async fn missing(gateway: &Gateway, id: OutputId) -> Result<OutputResult, ApiErr
     if !record.outputs.iter().any(|output| output.index == id.index) {
         return Err(no_image());
     }
-    match Absence::at(unix_millis(), &record) {
+    match Absence::at(unix_millis(), &record, gateway.result_ttl.get()) {
         Absence::Running => {
             Err(ApiError::new(ErrorCode::NotReady, "the image is not finished").of_job(id.job))
         }
-        Absence::Overdue => Ok(gateway.jobs.end_late(&record, id.index).await),
+        Absence::Overdue => Ok(gateway.jobs.end(&record, id.index, Cause::Deadline).await),
         Absence::Gone => Err(no_image()),
     }
 }

@@ -1,9 +1,11 @@
-//! `GET /v1/images/jobs/{id}`: any job of the deployment, asked of any gateway.
+//! `GET` and `DELETE /v1/images/jobs/{id}`: any job of the deployment, asked of any gateway.
 
 use std::sync::Arc;
 
-use messaging::ProgressByOutput;
-use protocol::{ErrorCode, JobId};
+use futures::future::try_join_all;
+use messaging::{BusError, ProgressByOutput};
+use protocol::{ErrorCode, JobId, JobRecord, OutputIndex};
+use service::exit::chain;
 use warp::{
     Filter,
     filters::BoxedFilter,
@@ -14,9 +16,11 @@ use warp::{
 
 use super::{answer, host, ok, only, spanned, with};
 use crate::{
-    answer::JobAnswer,
     gateway::Gateway,
+    job_answer::{JobAnswer, JobView, LifeByOutput},
+    outcome::EndedByOutput,
     reply::{ApiError, with_request_id},
+    waiting::so_far,
 };
 
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
@@ -29,16 +33,27 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .then(|id: String, span, gateway: Arc<Gateway>, host| {
             answer(span, async move { show(&gateway, &id, host).await })
         });
-    let others = path.map(|_| only("GET")());
-    show.or(others).unify().boxed()
+    let cancel = path
+        .and(warp::delete())
+        .and(spanned())
+        .and(with(gateway))
+        .and(host())
+        .then(|id: String, span, gateway: Arc<Gateway>, host| {
+            answer(span, async move { cancel(&gateway, &id, host).await })
+        });
+    let others = path.map(|_| only("GET, DELETE")());
+    show.or(cancel).unify().or(others).unify().boxed()
+}
+
+fn not_found() -> ApiError {
+    ApiError::new(ErrorCode::NotFound, "there is no such job")
 }
 
 async fn show(gateway: &Gateway, id: &str, host: Option<Authority>) -> Result<Response, ApiError> {
-    let not_found = || ApiError::new(ErrorCode::NotFound, "there is no such job");
     let id: JobId = id.parse().map_err(|_| not_found())?;
     let (record, ended, progress) = match gateway.jobs.open(id) {
         Some(open) => {
-            let (ended, progress) = (open.ended.borrow().clone(), open.progress.borrow().clone());
+            let (ended, progress) = so_far(&open);
             (open.record, ended, progress)
         }
         None => {
@@ -48,10 +63,55 @@ async fn show(gateway: &Gateway, id: &str, host: Option<Authority>) -> Result<Re
             (record, ended, ProgressByOutput::new())
         }
     };
-    let base = gateway.address.base(host.as_ref());
-    let mut response = with_request_id(ok(&JobAnswer::new(&record, &ended, &progress, &base)), id);
+    told(gateway, &record, &ended, &progress, host).await
+}
+
+/// Ends what has not ended. Answers with what the job is now, which for a job that had ended is what it was.
+async fn cancel(
+    gateway: &Gateway,
+    id: &str,
+    host: Option<Authority>,
+) -> Result<Response, ApiError> {
+    let id: JobId = id.parse().map_err(|_| not_found())?;
+    let record = gateway.bus.job(id).await?.ok_or_else(not_found)?;
+    let ended = gateway.jobs.cancel(&record).await?.ok_or_else(not_found)?;
+    told(gateway, &record, &ended, &ProgressByOutput::new(), host).await
+}
+
+async fn told(
+    gateway: &Gateway,
+    record: &JobRecord,
+    ended: &EndedByOutput,
+    progress: &ProgressByOutput,
+    host: Option<Authority>,
+) -> Result<Response, ApiError> {
+    let lives = lives(gateway, record).await?;
+    let view = JobView {
+        record,
+        ended,
+        progress,
+        lives: &lives,
+        base: &gateway.address.base(host.as_ref()),
+        result_ttl: gateway.result_ttl.get(),
+    };
+    let mut response = with_request_id(ok(&JobAnswer::new(view)), record.job);
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+/// What the outputs of a job have been through.
+async fn lives(gateway: &Gateway, record: &JobRecord) -> Result<LifeByOutput, BusError> {
+    let life = async |index: OutputIndex| match gateway.bus.life(record.job.output(index)).await {
+        Ok(life) => Ok(life.map(|life| (index, life))),
+        // Of a worker of another version: no reason to hide the rest.
+        Err(error @ BusError::Decode { .. }) => {
+            tracing::warn!(error = chain(&error), "a life cannot be read");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    };
+    let lives = try_join_all(record.outputs.iter().map(|output| life(output.index))).await?;
+    Ok(lives.into_iter().flatten().collect())
 }

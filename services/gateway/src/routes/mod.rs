@@ -3,6 +3,7 @@
 mod health;
 mod images;
 mod jobs;
+mod workers;
 
 use std::{convert::Infallible, future::Future, sync::Arc};
 
@@ -25,6 +26,8 @@ use crate::{gateway::Gateway, reply::ApiError};
 pub(crate) fn all(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     images::routes(gateway)
         .or(jobs::routes(gateway))
+        .unify()
+        .or(workers::routes(gateway))
         .unify()
         .or(health::routes(gateway))
         .unify()

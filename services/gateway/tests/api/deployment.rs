@@ -12,7 +12,7 @@ use protocol::{
 };
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::Value;
-use service::{Shutdown, clock::unix_millis};
+use service::Shutdown;
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
@@ -144,7 +144,7 @@ impl Deployment {
         let file = self
             .folder
             .path()
-            .join(format!("address-{}", unix_millis()));
+            .join(format!("address-{}", WorkerId::generate(Role::Gateway)));
         let fixed = [
             "gateway",
             "--listen=127.0.0.1:0",
@@ -173,6 +173,24 @@ impl Deployment {
         })
         .await;
         gateway
+    }
+
+    /// Messages of `job` in the queues.
+    pub(crate) async fn queued(&self, job: JobId) -> usize {
+        let context = async_nats::jetstream::new(self.nats.clone());
+        let mut found = 0;
+        for stream in [&self.topology.ar.name, &self.topology.denoise.name] {
+            let stream = context.get_stream(stream).await.unwrap();
+            let subjects = stream.info_with_subjects(">").await.unwrap();
+            let subjects: Vec<_> = futures::StreamExt::collect(subjects).await;
+            let of_job = |subject: &Result<(String, usize), _>| {
+                subject
+                    .as_ref()
+                    .is_ok_and(|(subject, _)| subject.contains(&job.to_string()))
+            };
+            found += subjects.iter().filter(|subject| of_job(subject)).count();
+        }
+        found
     }
 
     /// Messages in a stream.
@@ -210,6 +228,17 @@ impl Deployment {
                 full = answer["error"]["err_code"] == STREAM_FULL;
             }
         }
+    }
+
+    pub(crate) async fn empty_ar_stream(&self) {
+        let context = async_nats::jetstream::new(self.nats.clone());
+        let stream = context.get_stream(&self.topology.ar.name).await.unwrap();
+        stream.purge().await.unwrap();
+    }
+
+    /// Changes what the last worker that joined tells of itself.
+    pub(crate) fn change_last(&self, change: impl FnOnce(&mut WorkerPresence)) {
+        self.presences.last().unwrap().update(change);
     }
 
     /// Takes requests as an AR-batcher does.
@@ -302,8 +331,25 @@ impl TestGateway {
     }
 
     pub(crate) async fn generate(&self, body: &Value) -> Reply {
-        self.send(Method::POST, GENERATIONS, &[JSON], body.to_string().into())
+        self.generate_with(body, &[]).await
+    }
+
+    pub(crate) async fn generate_with(&self, body: &Value, more: &[(&str, &str)]) -> Reply {
+        let headers = [&[JSON], more].concat();
+        self.send(Method::POST, GENERATIONS, &headers, body.to_string().into())
             .await
+    }
+
+    /// The state of a job.
+    pub(crate) async fn job(&self, job: JobId) -> Value {
+        let reply = self.get(&format!("/v1/images/jobs/{job}")).await;
+        assert_eq!(reply.status, 200);
+        reply.json()
+    }
+
+    pub(crate) async fn cancel(&self, job: JobId) -> Reply {
+        let path = format!("/v1/images/jobs/{job}");
+        self.send(Method::DELETE, &path, &[], Vec::new()).await
     }
 
     pub(crate) async fn send(
@@ -316,6 +362,13 @@ impl TestGateway {
         send(&self.url, method, path, headers, body)
             .await
             .expect("the gateway answers")
+    }
+
+    /// The text of `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let url = format!("http://{}", self.running.probes);
+        let reply = send(&url, Method::GET, "/metrics", &[], Vec::new()).await;
+        String::from_utf8(reply.unwrap().bytes).unwrap()
     }
 
     /// Ends the gateway in order.

@@ -5,9 +5,7 @@ use protocol::OutputIndex;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::deployment::{
-    Deployment, GENERATIONS, JSON, TestGateway, next_job, picture, send, until, work_once,
-};
+use crate::deployment::{Deployment, GENERATIONS, JSON, TestGateway, next_job, picture, work_once};
 
 fn path_of(url: &Value, gateway: &TestGateway) -> String {
     url.as_str()
@@ -125,43 +123,6 @@ async fn a_failed_output_fails_the_request_and_the_others_can_be_fetched() {
         (failed.status.as_u16(), failed.error_code().as_str()),
         (500, "denoise_failed")
     );
-    gateway.stop().await;
-}
-
-#[tokio::test]
-async fn a_job_goes_on_when_its_client_leaves() {
-    let deployment = Deployment::start().await;
-    let gateway = deployment.ready_gateway(&[]).await;
-    let mut queue = deployment.ar_queue().await;
-    let url = gateway.url.clone();
-    let client = tokio::task::JoinSet::from_iter([async move {
-        send(
-            &url,
-            Method::POST,
-            GENERATIONS,
-            &[JSON],
-            br#"{"prompt":"p"}"#.to_vec(),
-        )
-        .await
-    }]);
-    let (job, delivery) = next_job(&mut queue).await;
-    drop(client);
-    let running = gateway
-        .get(&format!("/v1/images/{}-0/content", job.job))
-        .await;
-    assert_eq!(
-        (running.status.as_u16(), running.error_code().as_str()),
-        (503, "not_ready")
-    );
-    assert!(running.headers.contains_key("retry-after"));
-    let result = crate::deployment::result(&job, job.outputs[0].index, None);
-    deployment.bus.put_result(&result).await.unwrap();
-    delivery.lease.ack().await;
-    let content = format!("/v1/images/{}-0/content", job.job);
-    until("the picture", || async {
-        gateway.get(&content).await.status == 200
-    })
-    .await;
     gateway.stop().await;
 }
 

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use service::clock::unix_millis;
 
 use crate::deployment::{
-    Deployment, GENERATIONS, JSON, Reply, TestGateway, next_job, result, until, work_once,
+    Deployment, GENERATIONS, JSON, Reply, TestGateway, next_job, result, until,
 };
 
-async fn generate_in_background(gateway: &TestGateway, body: &Value) -> Reply {
+pub(crate) async fn generate_in_background(gateway: &TestGateway, body: &Value) -> Reply {
     let headers = [JSON, ("prefer", "wait=10, Respond-Async")];
     gateway
         .send(Method::POST, GENERATIONS, &headers, body.to_string().into())
@@ -99,8 +99,10 @@ async fn told_elsewhere(deployment: &Deployment, id: &str) -> Value {
 async fn a_job_past_its_deadline_ends_once_with_a_typed_error() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&["--job-timeout-s=1"]).await;
+    let mut queue = deployment.ar_queue().await;
     let start = Instant::now();
-    let reply = gateway.generate(&json!({ "prompt": "p", "n": 2 })).await;
+    let body = json!({ "prompt": "p", "n": 2 });
+    let (reply, (job, delivery)) = tokio::join!(gateway.generate(&body), next_job(&mut queue));
     assert_eq!(
         (reply.status.as_u16(), reply.error_code().as_str()),
         (504, "deadline_exceeded")
@@ -117,8 +119,12 @@ async fn a_job_past_its_deadline_ends_once_with_a_typed_error() {
     );
 
     // A worker that is late finds the place taken.
-    let mut queue = deployment.ar_queue().await;
-    work_once(&deployment, &mut queue, &[]).await;
+    for output in &job.outputs {
+        let late = result(&job, output.index, None);
+        let fence = deployment.bus.put_result(&late).await.unwrap();
+        assert_eq!(fence, messaging::Fence::Taken);
+    }
+    delivery.lease.ack().await;
     let late = gateway.get(&format!("/v1/images/{id}-0/content")).await;
     assert_eq!(
         (late.status.as_u16(), late.error_code().as_str()),
@@ -127,7 +133,7 @@ async fn a_job_past_its_deadline_ends_once_with_a_typed_error() {
     let state = gateway.get(&format!("/v1/images/jobs/{id}")).await.json();
     assert_eq!(
         (&state["status"], &state["error"]["code"]),
-        (&json!("failed"), &json!("deadline_exceeded"))
+        (&json!("expired"), &json!("deadline_exceeded"))
     );
     gateway.stop().await;
 }
@@ -180,9 +186,13 @@ async fn a_job_whose_gateway_is_gone_is_ended_by_who_asks_after_its_deadline() {
         .json();
     assert_eq!(
         (&state["status"], &state["error"]["code"]),
-        (&json!("failed"), &json!("deadline_exceeded"))
+        (&json!("expired"), &json!("deadline_exceeded"))
     );
     assert_eq!(state["outputs"][0]["status"], "completed");
+    assert_eq!(
+        state["outputs"][0]["url"],
+        format!("{}/v1/images/{}-0/content", other.url, job.job)
+    );
     let ended: OutputResult = deployment
         .bus
         .result(job.job.output(job.outputs[1].index))

@@ -2,10 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
+mod admission;
 #[path = "../../../../shared/messaging/tests/common/mod.rs"]
 mod broker;
+mod cancel;
 mod deployment;
+mod disconnect;
+mod idempotency;
 mod images;
 mod jobs;
 mod life;
 mod requests;
+mod timeout;
+mod workers;

@@ -33,6 +33,10 @@ async fn a_bad_request_is_refused_by_name_and_nothing_is_published() {
         ),
         (r#"{"prompt":"p","guidance_scale":"NaN"}"#, "guidance_scale"),
         (r#"{"prompt":"p","n":1,"n":1}"#, "n"),
+        (r#"{"prompt":"p","timeout_s":0}"#, "timeout_s"),
+        (r#"{"prompt":"p","timeout_s":-1}"#, "timeout_s"),
+        (r#"{"prompt":"p","timeout_s":"1"}"#, "timeout_s"),
+        (r#"{"prompt":"p","timeout_s":600.001}"#, "timeout_s"),
     ];
     for (body, param) in invalid {
         let reply = gateway
@@ -114,74 +118,82 @@ async fn a_body_that_is_no_request_is_refused_and_nothing_is_published() {
 }
 
 #[tokio::test]
+async fn a_bad_header_is_refused_by_its_name_and_nothing_is_published() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let cases: [(&[(&str, &str)], &str); 3] = [
+        (&[("idempotency-key", "")], "Idempotency-Key"),
+        (
+            &[("idempotency-key", "a"), ("idempotency-key", "b")],
+            "Idempotency-Key",
+        ),
+        (
+            &[("fresco-on-disconnect", "cancel")],
+            "Fresco-On-Disconnect",
+        ),
+    ];
+    for (headers, param) in cases {
+        let reply = gateway
+            .generate_with(&json!({ "prompt": "p" }), headers)
+            .await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error_code().as_str()),
+            (400, "invalid_parameter"),
+            "{headers:?}"
+        );
+        assert_eq!(reply.json()["error"]["param"], param);
+    }
+    assert_eq!(deployment.accepted().await, (0, 0));
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_told_in_json() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
     let job = "0198c0ffee000000000000000000beef";
-    let cases = [
-        (Method::GET, "/".to_owned(), 404, None),
-        (Method::GET, "/v1/images".to_owned(), 404, None),
-        (Method::POST, "/v1/images/edits".to_owned(), 404, None),
-        (Method::GET, "/v1/images/%00/content".to_owned(), 404, None),
-        (
-            Method::GET,
-            "/v1/images/nonsense/content".to_owned(),
-            404,
-            None,
-        ),
-        (Method::GET, format!("/v1/images/{job}/content"), 404, None),
-        (
-            Method::GET,
-            format!("/v1/images/{job}-0/content"),
-            404,
-            None,
-        ),
-        (
-            Method::GET,
-            format!("/v1/images/{job}-10/content"),
-            404,
-            None,
-        ),
-        (Method::GET, format!("/v1/images/jobs/{job}"), 404, None),
-        (
-            Method::GET,
-            "/v1/images/jobs/nonsense".to_owned(),
-            404,
-            None,
-        ),
-        (Method::GET, GENERATIONS.to_owned(), 405, Some("POST")),
-        (
-            Method::DELETE,
-            format!("/v1/images/{job}-0/content"),
-            405,
-            Some("GET, HEAD"),
-        ),
-        (
-            Method::DELETE,
-            format!("/v1/images/jobs/{job}"),
-            405,
-            Some("GET"),
-        ),
-        (Method::POST, "/readyz".to_owned(), 405, Some("GET")),
-        (Method::PUT, "/livez".to_owned(), 405, Some("GET")),
+    let (a_job, an_image) = (
+        format!("/v1/images/jobs/{job}"),
+        format!("/v1/images/{job}-0/content"),
+    );
+    let missing = [
+        (Method::GET, "/".to_owned()),
+        (Method::GET, "/v1/images".to_owned()),
+        (Method::POST, "/v1/images/edits".to_owned()),
+        (Method::GET, "/v1/images/%00/content".to_owned()),
+        (Method::GET, "/v1/images/nonsense/content".to_owned()),
+        (Method::GET, format!("/v1/images/{job}/content")),
+        (Method::GET, format!("/v1/images/{job}-10/content")),
+        (Method::GET, an_image.clone()),
+        (Method::GET, "/v1/images/jobs/nonsense".to_owned()),
+        (Method::GET, a_job.clone()),
+        (Method::DELETE, "/v1/images/jobs/nonsense".to_owned()),
+        (Method::DELETE, a_job.clone()),
     ];
-    for (method, path, status, allow) in cases {
+    for (method, path) in missing {
         let reply = gateway.send(method.clone(), &path, &[], Vec::new()).await;
-        let code = if status == 405 {
-            "method_not_allowed"
-        } else {
-            "not_found"
-        };
         assert_eq!(
             (reply.status.as_u16(), reply.error_code().as_str()),
-            (status, code),
+            (404, "not_found"),
             "{method} {path}"
         );
-        let allowed = reply
-            .headers
-            .get("allow")
-            .map(|value| value.to_str().unwrap());
-        assert_eq!(allowed, allow, "{method} {path}");
+    }
+    let others = [
+        (Method::GET, GENERATIONS.to_owned(), "POST"),
+        (Method::DELETE, an_image, "GET, HEAD"),
+        (Method::PUT, a_job, "GET, DELETE"),
+        (Method::POST, "/v1/workers".to_owned(), "GET"),
+        (Method::POST, "/readyz".to_owned(), "GET"),
+        (Method::PUT, "/livez".to_owned(), "GET"),
+    ];
+    for (method, path, allow) in others {
+        let reply = gateway.send(method.clone(), &path, &[], Vec::new()).await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.error_code().as_str()),
+            (405, "method_not_allowed"),
+            "{method} {path}"
+        );
+        assert_eq!(reply.headers["allow"], allow, "{method} {path}");
     }
     gateway.stop().await;
 }

@@ -1,0 +1,269 @@
+//! A job's task: queues it, takes its results as they come, and ends what is missing at the deadline. Pictures are
+//! dropped on arrival: an answer that wants them reads them back from where they are stored.
+
+use std::time::Duration;
+
+use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
+use protocol::{ErrorCode, IdempotencyKey, IdempotencyRecord, JobRecord, OutputResult};
+use service::{clock::unix_millis, exit::chain};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    jobs::{Claiming, Jobs, Listed, Queueing, Start},
+    outcome::{Cause, Ended, EndedByOutput},
+    reply::ApiError,
+    rooms::Room,
+    submit::Order,
+};
+
+/// From order to end.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    pub(crate) listed: Listed,
+    pub(crate) order: Order,
+    pub(crate) start: Start,
+    pub(crate) watch: JobWatch,
+    pub(crate) ended: watch::Sender<EndedByOutput>,
+    pub(crate) queueing: watch::Sender<Queueing>,
+    /// Held to the end: it bounds the tasks.
+    pub(crate) slot: OwnedSemaphorePermit,
+}
+
+/// Why a job was not queued.
+enum Failure {
+    Claimed(Box<IdempotencyRecord>),
+    Publish(PublishError),
+    Bus(BusError),
+}
+
+impl Follower {
+    pub(crate) async fn run(self) {
+        let Self {
+            listed,
+            order,
+            start,
+            watch,
+            ended,
+            queueing,
+            slot: _slot,
+        } = self;
+        let jobs = &listed.jobs;
+        let (mut room, claiming, resumed) = match start {
+            Start::New(room) => (Some(room), None, false),
+            Start::Keyed(room, claiming) => (Some(room), Some(claiming), false),
+            Start::Resumed => (None, None, true),
+        };
+        let deadline = deadline(&order.record);
+        let queued = async {
+            if resumed {
+                resume(jobs, &order).await
+            } else {
+                queue(jobs, &order, claiming.as_ref()).await
+            }
+        };
+        let queued = jobs.stop.run_until_cancelled(queued).await;
+        let Some(queued) = queued else { return };
+        if let Err(failure) = queued {
+            let key = claiming.map(|claiming| claiming.key);
+            queueing.send_replace(not_queued(jobs, &order.record, key, failure).await);
+            return;
+        }
+        let record = order.record;
+        tracing::debug!(outputs = record.outputs.len(), size = %record.size, resumed, "job is queued");
+        room.iter_mut().for_each(Room::queued);
+        queueing.send_replace(Queueing::Queued);
+        let mut following = Following {
+            jobs,
+            record: &record,
+            ended: &ended,
+            room,
+        };
+        let followed = jobs
+            .stop
+            .run_until_cancelled(following.run(watch, deadline));
+        if followed.await.is_none() {
+            tracing::debug!("job goes on without this gateway");
+        }
+    }
+}
+
+/// The deadline on this process's clock.
+fn deadline(record: &JobRecord) -> Instant {
+    Instant::now() + Duration::from_millis(record.deadline_at.saturating_sub(unix_millis()))
+}
+
+/// Queues a job that nobody knows yet.
+async fn queue(jobs: &Jobs, order: &Order, claiming: Option<&Claiming>) -> Result<(), Failure> {
+    if let Some(Claiming {
+        key,
+        request_digest,
+    }) = claiming
+    {
+        let claim = IdempotencyRecord {
+            request_digest: request_digest.clone(),
+            record: order.record.clone(),
+        };
+        match jobs.bus.claim_key(key, &claim).await? {
+            Claim::New => {}
+            // An earlier try of this very claim.
+            Claim::Taken(taken) if taken.record.job == order.record.job => {}
+            Claim::Taken(taken) => return Err(Failure::Claimed(taken)),
+        }
+    }
+    jobs.bus.create_job(&order.record).await?;
+    Ok(jobs.bus.publish_ar_job(&order.ar_job()).await?)
+}
+
+/// Goes on with a job that somebody began to queue: only a job that no worker has touched can be missing from its
+/// queue, and while it is in there the server refuses it a second time. Its record is written already.
+async fn resume(jobs: &Jobs, order: &Order) -> Result<(), Failure> {
+    if untouched(jobs, &order.record).await? {
+        jobs.bus.publish_ar_job(&order.ar_job()).await?;
+    }
+    Ok(())
+}
+
+/// Whether no worker has left a trace on any output.
+async fn untouched(jobs: &Jobs, record: &JobRecord) -> Result<bool, BusError> {
+    if !jobs.bus.ended_outputs(record.job).await?.is_empty() {
+        return Ok(false);
+    }
+    for output in &record.outputs {
+        if jobs
+            .bus
+            .life(record.job.output(output.index))
+            .await?
+            .is_some()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What a client is told of a job that could not be queued; the broker's own words stay in the log.
+async fn not_queued(
+    jobs: &Jobs,
+    record: &JobRecord,
+    key: Option<IdempotencyKey>,
+    failure: Failure,
+) -> Queueing {
+    let (code, text) = match failure {
+        Failure::Claimed(claimed) => return Queueing::Claimed(claimed),
+        Failure::Publish(error) => (error.code(), chain(&error)),
+        Failure::Bus(error) => (error.code(), chain(&error)),
+    };
+    tracing::warn!(error = text, "job was not queued");
+    Queueing::Refused(match code {
+        ErrorCode::QueueFull => {
+            leave_nothing(jobs, record, key.as_ref()).await;
+            let outputs = u64::try_from(record.outputs.len()).unwrap_or(u64::MAX);
+            jobs.rooms.refuse(outputs, "the queue of requests is full")
+        }
+        // A job that was not confirmed may be queued all the same: its id is worth knowing.
+        ErrorCode::BusUnavailable => {
+            let text = "the message broker did not confirm the job in time";
+            ApiError::new(code, text).of_job(record.job)
+        }
+        _ => ApiError::new(code, "the job could not be queued"),
+    })
+}
+
+/// Takes away what a refused job left. The key first, so that nobody goes on with it; then what somebody who did may
+/// have queued; the record last.
+async fn leave_nothing(jobs: &Jobs, record: &JobRecord, key: Option<&IdempotencyKey>) {
+    let clean = async {
+        if let Some(key) = key {
+            jobs.bus.release_key(key).await?;
+            jobs.bus.withdraw(record.job).await?;
+        }
+        jobs.bus.remove_job(record.job).await
+    };
+    if let Err(error) = clean.await {
+        tracing::warn!(error = chain(&error), job = %record.job, "a refused job left its record; it expires");
+    }
+}
+
+/// From queued to ended.
+struct Following<'a> {
+    jobs: &'a Jobs,
+    record: &'a JobRecord,
+    ended: &'a watch::Sender<EndedByOutput>,
+    /// None for a job that another gateway let in.
+    room: Option<Room>,
+}
+
+impl Following<'_> {
+    async fn run(&mut self, mut watch: JobWatch, deadline: Instant) {
+        loop {
+            tokio::select! {
+                result = watch.next() => match result {
+                    Some(result) => self.take(&result),
+                    None => break,
+                },
+                () = sleep_until(deadline) => {
+                    self.expire().await;
+                    break;
+                }
+            }
+        }
+        tracing::debug!("job has ended");
+    }
+
+    async fn expire(&mut self) {
+        tracing::info!("job did not end in time");
+        let ended = self.ended.borrow().clone();
+        let late = self
+            .jobs
+            .end_missing(self.record, &ended, Cause::Deadline)
+            .await;
+        for result in &late {
+            self.take(result);
+        }
+        let known = |result: &OutputResult| {
+            let code = result.outcome.as_ref().err().map(|error| error.code);
+            code != Some(ErrorCode::BusUnavailable)
+        };
+        if !late.iter().all(known) {
+            return;
+        }
+        // Nobody has to pull it only to find that out.
+        if let Err(error) = self.jobs.bus.withdraw(self.record.job).await {
+            tracing::debug!(error = chain(&error), "an expired job stays in its queue");
+        }
+    }
+
+    fn take(&mut self, result: &OutputResult) {
+        if let Err(error) = &result.outcome {
+            tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
+        }
+        self.ended.send_modify(|ended| {
+            ended.insert(result.output.index, Ended::from(result));
+        });
+        self.room.iter_mut().for_each(Room::ended);
+    }
+}
+
+impl From<PublishError> for Failure {
+    fn from(error: PublishError) -> Self {
+        Self::Publish(error)
+    }
+}
+
+impl From<BusError> for Failure {
+    fn from(error: BusError) -> Self {
+        Self::Bus(error)
+    }
+}
+
+impl From<ClaimError> for Failure {
+    fn from(error: ClaimError) -> Self {
+        match error {
+            ClaimError::Publish(error) => Self::Publish(error),
+            ClaimError::Bus(error) => Self::Bus(error),
+        }
+    }
+}

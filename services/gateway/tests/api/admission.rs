@@ -1,0 +1,153 @@
+//! Room for outputs, over HTTP.
+
+use std::time::{Duration, Instant};
+
+use protocol::JobId;
+use serde_json::json;
+
+use crate::{
+    deployment::{Deployment, Reply, TestGateway, next_job, until, work_once},
+    jobs::generate_in_background,
+};
+
+async fn ask(gateway: &TestGateway, outputs: u8) -> Reply {
+    generate_in_background(gateway, &json!({ "prompt": "p", "n": outputs })).await
+}
+
+/// Seconds until a refused client should come back.
+fn told(reply: &Reply) -> u64 {
+    assert_eq!(
+        (reply.status.as_u16(), reply.error_code().as_str()),
+        (429, "queue_full")
+    );
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    reply.headers["retry-after"]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn room_is_counted_in_outputs_over_all_gateways() {
+    let deployment = Deployment::start().await;
+    let flags = ["--queue-outputs-max=5"];
+    let gateway = deployment.ready_gateway(&flags).await;
+    let other = deployment.ready_gateway(&flags).await;
+    assert_eq!(ask(&gateway, 4).await.status, 202);
+    assert!((1..=600).contains(&told(&ask(&gateway, 2).await)));
+    until("the news", || async {
+        let reply = other.get("/v1/workers").await.json();
+        let workers = reply["data"].as_array().unwrap();
+        workers.iter().any(|worker| worker["outputs_open"] == 4)
+    })
+    .await;
+    // Seen by the next look of the other gateway.
+    until("the refusal there", || async {
+        let reply = ask(&other, 2).await;
+        if reply.status == 202 {
+            let id = reply.json()["id"].as_str().unwrap().to_owned();
+            other.cancel(id.parse::<JobId>().unwrap()).await;
+        }
+        reply.status == 429
+    })
+    .await;
+    // A refused request leaves nothing behind.
+    let refused = ask(&gateway, 3).await;
+    assert!(!refused.headers.contains_key("x-request-id"));
+    let mut queue = deployment.ar_queue().await;
+    while work_once(&deployment, &mut queue, &[]).await.outputs.len() != 4 {}
+    until("room", || async { ask(&gateway, 5).await.status == 202 }).await;
+    let metrics = gateway.metrics().await;
+    assert!(
+        metrics.contains("fresco_outputs_accepted_total 9\n"),
+        "{metrics}"
+    );
+    gateway.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn a_replay_needs_no_room() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&["--queue-outputs-max=1"]).await;
+    let mut queue = deployment.ar_queue().await;
+    let (key, body) = ([("idempotency-key", "k")], json!({ "prompt": "p" }));
+    let (reply, _) = tokio::join!(
+        gateway.generate_with(&body, &key),
+        work_once(&deployment, &mut queue, &[])
+    );
+    assert_eq!(reply.status, 200);
+    until("room", || async { ask(&gateway, 1).await.status == 202 }).await;
+    told(&ask(&gateway, 1).await);
+    let again = gateway.generate_with(&body, &key).await;
+    assert_eq!(
+        (again.status.as_u16(), again.json()["id"].clone()),
+        (200, reply.json()["id"].clone())
+    );
+    told(
+        &gateway
+            .generate_with(&body, &[("idempotency-key", "l")])
+            .await,
+    );
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_found_its_queue_full_leaves_neither_record_nor_key() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment
+        .ready_gateway(&["--queue-outputs-max=4294967295"])
+        .await;
+    deployment.fill_ar_stream().await;
+    let (key, body) = (
+        ("idempotency-key", "k"),
+        json!({ "prompt": "p".repeat(3_000) }),
+    );
+    for headers in [&[key][..], &[key], &[]] {
+        told(&gateway.generate_with(&body, headers).await);
+        let (_, records) = deployment.accepted().await;
+        assert_eq!(records, 0);
+        let claim = deployment.bus.claimed(&"k".parse().unwrap()).await.unwrap();
+        assert_eq!(claim, None);
+    }
+    // Once there is room, the key is as good as new.
+    deployment.empty_ar_stream().await;
+    let mut queue = deployment.ar_queue().await;
+    let headers = [key, ("prefer", "respond-async")];
+    let (reply, (job, _)) =
+        tokio::join!(gateway.generate_with(&body, &headers), next_job(&mut queue));
+    assert_eq!(reply.status, 202);
+    assert!(!reply.headers.contains_key("idempotency-replayed"));
+    assert_eq!(reply.json()["id"], json!(job.job));
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_measured_rate_tells_when_to_come_back() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&["--queue-outputs-max=10"]).await;
+    let mut queue = deployment.ar_queue().await;
+    // Always at its limit, a picture each 200 ms or as fast as this machine can.
+    while ask(&gateway, 1).await.status == 202 {}
+    let mut ticks = tokio::time::interval(Duration::from_millis(200));
+    let start = Instant::now();
+    for _ in 0..25 {
+        ticks.tick().await;
+        work_once(&deployment, &mut queue, &[]).await;
+        until("room", || async { ask(&gateway, 1).await.status == 202 }).await;
+    }
+    let each_s = start.elapsed().as_secs_f64() / 25.0;
+    // The first ones may pass for clients whose time has come.
+    let mut told_now = Vec::new();
+    for _ in 0..4 {
+        told_now.push(told(&ask(&gateway, 10).await));
+    }
+    let between = (told_now[3] - told_now[2]) as f64;
+    let wanted = 10.0 * each_s;
+    assert!(
+        (between - wanted).abs() <= 1.0 + 0.3 * wanted,
+        "{told_now:?}: ten places at one each {each_s} s"
+    );
+    gateway.stop().await;
+}
