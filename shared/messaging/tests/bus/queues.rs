@@ -158,6 +158,31 @@ async fn a_key_stands_for_the_first_record_written_under_it() {
 }
 
 #[tokio::test]
+async fn a_released_key_is_free_and_a_removed_job_is_unknown() {
+    let site = Site::start().await;
+    let [key, other] = ["a", "b"].map(|key| key.parse::<IdempotencyKey>().unwrap());
+    let claim = |job| IdempotencyRecord {
+        request_digest: "d".to_owned(),
+        record: record(job),
+    };
+    for (key, job) in [(&key, 1), (&other, 2)] {
+        site.bus.claim_key(key, &claim(job)).await.unwrap();
+        site.bus.create_job(&record(job)).await.unwrap();
+    }
+    site.bus.release_key(&key).await.unwrap();
+    site.bus.remove_job(record(1).job).await.unwrap();
+    assert_eq!(site.bus.claimed(&key).await.unwrap(), None);
+    assert_eq!(site.bus.job(record(1).job).await.unwrap(), None);
+    assert_eq!(site.bus.claimed(&other).await.unwrap(), Some(claim(2)));
+    assert_eq!(site.bus.job(record(2).job).await.unwrap(), Some(record(2)));
+    assert_eq!(
+        site.bus.claim_key(&key, &claim(3)).await.unwrap(),
+        Claim::New
+    );
+    assert_eq!(site.bus.create_job(&record(1)).await.unwrap(), Fence::First);
+}
+
+#[tokio::test]
 async fn a_job_is_recorded_once() {
     let site = Site::start().await;
     assert_eq!(site.bus.create_job(&record(1)).await.unwrap(), Fence::First);

@@ -5,7 +5,7 @@ use protocol::{JobId, OutputIndex, Progress, Stage, topology::Topology};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::site::{Site, failure, output, picture, prefix, within};
+use crate::site::{Site, failure, output, picture, prefix, until, within};
 
 async fn listen(site: &Site) -> Results {
     Results::start(&site.bus, &site.tracker, CancellationToken::new())
@@ -156,4 +156,30 @@ async fn no_more_jobs_are_watched_than_the_limit() {
         results.watch(JobId::from_u128(1), 1).is_ok()
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_pictures_of_the_whole_deployment_are_counted_and_no_errors() {
+    let site = Site::start().await;
+    let results = listen(&site).await;
+    // Nobody here waits for any of them.
+    for job in [1, 2] {
+        let painted = picture(output(job), vec![1]);
+        site.bus.put_result(&painted).await.unwrap();
+        site.bus.put_result(&painted).await.unwrap();
+        site.bus
+            .put_result(&failure(output(job + 2)))
+            .await
+            .unwrap();
+    }
+    site.bus
+        .put_result(&picture(output(5), vec![1]))
+        .await
+        .unwrap();
+    // Notices come in order: behind the third picture everything else has been heard.
+    until("three pictures", || async {
+        results.pictures_announced() >= 3
+    })
+    .await;
+    assert_eq!(results.pictures_announced(), 3);
 }
