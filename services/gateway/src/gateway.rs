@@ -16,6 +16,7 @@ use crate::{
     reply::ApiError,
     request::ImageRequest,
     submit::{Admission, Order, draw_seed},
+    turns::Turns,
 };
 
 /// Answers with pictures in them that are put together at once. Each has at most ten pictures of 16 MB and their
@@ -27,6 +28,7 @@ pub(crate) const PICTURE_ANSWERS_MAX: usize = 4;
 pub(crate) struct Gateway {
     pub(crate) bus: Bus,
     pub(crate) jobs: Jobs,
+    pub(crate) turns: Turns,
     pub(crate) health: Health,
     pub(crate) address: Address,
     pub(crate) counters: Counters,

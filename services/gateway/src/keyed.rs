@@ -78,10 +78,16 @@ impl Gateway {
         key: IdempotencyKey,
     ) -> Result<Taken, ApiError> {
         let request_digest = digest(&request);
-        // Looked up before anything is taken for it: a joiner needs no room and no worker.
-        if let Some(claimed) = self.bus.claimed(&key).await? {
-            return self.join(request, &request_digest, claimed).await;
-        }
+        let _turn = loop {
+            // Looked up before anything is taken for it: a joiner needs no room and no worker.
+            if let Some(claimed) = self.bus.claimed(&key).await? {
+                return self.join(request, &request_digest, claimed).await;
+            }
+            match self.turns.take(&key) {
+                Ok(turn) => break turn,
+                Err(over) => over.cancelled().await,
+            }
+        };
         self.check_ready()?;
         let order = self.order(request.clone());
         let room = self.jobs.admit(&order)?;

@@ -10,6 +10,7 @@
 //! | `request`   | a body → a checked request, pure                       |
 //! | `submit`    | a checked request → a job, pure                        |
 //! | `keyed`     | requests under an idempotency key: one job each        |
+//! | `turns`     | one claim of a key at a time                           |
 //! | `rooms`     | lets requests in, as `batching`'s admission has it     |
 //! | `jobs`      | the open jobs                                          |
 //! | `follow`    | follows each to its end                                |
@@ -39,6 +40,7 @@ mod request;
 mod rooms;
 mod routes;
 mod submit;
+mod turns;
 mod waiting;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
@@ -64,6 +66,7 @@ use {
     outcome::ResultTtl,
     readiness::{Own, Watch},
     rooms::Rooms,
+    turns::Turns,
 };
 
 /// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
@@ -131,6 +134,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
+        turns: Turns::default(),
         health,
         address: Address {
             public: config.public_url,

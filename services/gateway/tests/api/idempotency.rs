@@ -66,6 +66,26 @@ async fn fifty_at_once_over_two_gateways_are_one_execution_and_equal_answers() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_request_many_times_needs_room_for_one() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&["--queue-outputs-max=2"]).await;
+    let mut queue = deployment.ar_queue().await;
+    let body = body();
+    let requests = (0..50).map(|_| gateway.generate_with(&body, &[KEY]));
+    let (replies, job) = tokio::join!(join_all(requests), work_once(&deployment, &mut queue, &[]));
+    for reply in &replies {
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.json()["id"], json!(job.job));
+    }
+    let metrics = gateway.metrics().await;
+    assert!(
+        metrics.contains("fresco_outputs_refused_total 0\n"),
+        "{metrics}"
+    );
+    gateway.stop().await;
+}
+
 #[tokio::test]
 async fn a_finished_job_is_answered_from_what_is_stored_and_another_body_is_refused() {
     let deployment = Deployment::start().await;
