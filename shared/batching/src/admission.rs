@@ -61,6 +61,8 @@ pub struct Admission {
     promised_at: Instant,
     /// Outputs that were told to come back, whose time has come, and that were not let in since.
     overdue: f64,
+    /// Whether somebody was refused since the last look, for whatever reason.
+    refused: bool,
 }
 
 /// The last look.
@@ -87,6 +89,7 @@ impl Admission {
             promised: 0.0,
             promised_at: now,
             overdue: 0.0,
+            refused: false,
         }
     }
 
@@ -95,7 +98,8 @@ impl Admission {
         self.drain(now);
         let before = self.seen;
         let open = self.open_with(look);
-        if open < self.outputs_max {
+        let refused = std::mem::take(&mut self.refused);
+        if open < self.outputs_max && !refused {
             // There is room, and they did not come for it.
             self.overdue = 0.0;
         }
@@ -131,6 +135,7 @@ impl Admission {
     /// When a request for `outputs` that finds no room, here or elsewhere, should come back: whole seconds.
     pub fn refuse(&mut self, outputs: u64, now: Instant) -> Duration {
         self.drain(now);
+        self.refused = true;
         let Some(rate) = self.rate.per_second() else {
             return RETRY_AFTER_UNMEASURED;
         };

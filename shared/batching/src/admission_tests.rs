@@ -101,6 +101,23 @@ fn the_k_th_refused_comes_when_k_places_were_free() {
 }
 
 #[test]
+fn who_came_when_told_and_found_no_room_is_not_sent_to_the_back() {
+    // Plenty of room for outputs: something else is full.
+    let (mut admission, now) = measured(1_000, 0.5);
+    let told: Vec<u64> = (0..4).map(|_| admission.refuse(1, now).as_secs()).collect();
+    assert_eq!(told, [2, 4, 6, 8]);
+    let look = Look {
+        finished: 30,
+        ..Look::default()
+    };
+    admission.look(look, now);
+    // The first is back, nothing has ended in time: it is the next one all the same. Others are behind the rest.
+    let later = now + Duration::from_secs(2);
+    assert_eq!(admission.refuse(1, later).as_secs(), 2);
+    assert_eq!(admission.refuse(1, later).as_secs(), 10);
+}
+
+#[test]
 fn half_a_place_is_no_place() {
     let (mut admission, now) = measured(4, 1.0);
     admission.admit(3, now).expect("there is room");
