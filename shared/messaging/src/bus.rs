@@ -81,9 +81,10 @@ impl Bus {
         };
         let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
         let (state, connection) = watch::channel(Connection::default());
-        let connect =
-            connection::options(&name.to_string(), &inbox, state).connect(config.urls.as_slice());
-        let client = connect
+        let options = connection::options(&name.to_string(), &inbox, state);
+        let (options, addresses) = connection::with_credentials(options, &config.urls);
+        let client = options
+            .connect(addresses.as_slice())
             .await
             .map_err(|source| BusError::Connect(source.into()))?;
         let topology = Topology::new(&config.prefix);
@@ -399,6 +400,12 @@ pub(crate) fn bucket_stream(bucket: &str) -> String {
 /// The subject behind a bucket's key.
 pub(crate) fn bucket_subject(bucket: &str, key: &str) -> String {
     format!("$KV.{bucket}.{key}")
+}
+
+/// The place of a message that was read from a stream: what compare-and-set compares.
+pub(crate) fn stored_sequence(message: &NatsMessage) -> Option<u64> {
+    let sequence = message.headers.as_ref()?.get("Nats-Sequence")?;
+    sequence.as_str().parse().ok()
 }
 
 /// Whether the message only says that its key is gone.

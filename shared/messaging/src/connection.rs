@@ -84,6 +84,43 @@ pub(crate) fn options(name: &str, inbox: &str, state: watch::Sender<Connection>)
         })
 }
 
+/// The options with the credentials of the first address that has some, and the addresses without: the client library
+/// reads none from an address, and what it does not have it cannot log. Taken as written, not percent-decoded.
+pub(crate) fn with_credentials(
+    options: ConnectOptions,
+    urls: &[String],
+) -> (ConnectOptions, Vec<String>) {
+    let (addresses, credentials): (Vec<_>, Vec<_>) = urls.iter().map(|url| split(url)).unzip();
+    let options = match credentials.into_iter().flatten().next() {
+        Some(Credentials::User(user, password)) => options.user_and_password(user, password),
+        Some(Credentials::Token(token)) => options.token(token),
+        None => options,
+    };
+    (options, addresses)
+}
+
+/// What `nats://…@host` has before its `@`.
+#[derive(PartialEq, Eq)]
+enum Credentials {
+    User(String, String),
+    Token(String),
+}
+
+fn split(url: &str) -> (String, Option<Credentials>) {
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
+    };
+    let Some((credentials, host)) = rest.rsplit_once('@') else {
+        return (url.to_owned(), None);
+    };
+    let credentials = match credentials.split_once(':') {
+        Some((user, password)) => Credentials::User(user.to_owned(), password.to_owned()),
+        None => Credentials::Token(credentials.to_owned()),
+    };
+    (format!("{scheme}{host}"), Some(credentials))
+}
+
 fn note(state: &watch::Sender<Connection>, event: &Event) {
     match event {
         Event::Connected => {
@@ -126,6 +163,27 @@ mod tests {
         assert_eq!(name.to_string().parse(), Ok(name));
         for other in ["", "nats-cli", "a/B", "A/b"] {
             assert_eq!(other.parse::<ConnectionName>(), Err(ConnectionNameError));
+        }
+    }
+
+    #[test]
+    fn credentials_are_taken_out_of_an_address() {
+        let user = |user: &str, password: &str| {
+            Some(Credentials::User(user.to_owned(), password.to_owned()))
+        };
+        let table = [
+            ("nats://host:4222", "nats://host:4222", None),
+            ("host", "host", None),
+            ("nats://a:p@ss@host:1", "nats://host:1", user("a", "p@ss")),
+            ("a:b:c@host", "host", user("a", "b:c")),
+            (
+                "tls://t@host",
+                "tls://host",
+                Some(Credentials::Token("t".to_owned())),
+            ),
+        ];
+        for (url, address, credentials) in table {
+            assert!(split(url) == (address.to_owned(), credentials), "{url}");
         }
     }
 

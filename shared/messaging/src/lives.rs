@@ -5,7 +5,7 @@ use protocol::{LifeEvent, OutputId, OutputLife, Refusal, UnixMillis, decode, enc
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bus::{Bus, bucket_stream, bucket_subject},
+    bus::{Bus, bucket_stream, bucket_subject, stored_sequence},
     error::{BusError, PublishError},
     publish::{Fence, Publish},
 };
@@ -103,12 +103,7 @@ impl Bus {
             what: what(),
             source,
         })?;
-        let sequence = stored
-            .headers
-            .as_ref()
-            .and_then(|headers| headers.get("Nats-Sequence"))
-            .and_then(|sequence| sequence.as_str().parse().ok());
-        let sequence = sequence.ok_or_else(|| BusError::Unavailable {
+        let sequence = stored_sequence(&stored).ok_or_else(|| BusError::Unavailable {
             what: what(),
             source: "a stored message without its sequence".into(),
         })?;
