@@ -4,7 +4,7 @@
 
 use async_nats::HeaderMap;
 use protocol::{
-    WorkerId, WorkerPresence, encode,
+    WorkerId, WorkerPresence, decode, encode,
     limits::{PRESENCE_PERIOD, PRESENCE_TTL},
 };
 use tokio::{
@@ -14,8 +14,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    bus::{Bus, bucket_subject},
-    publish::Publish,
+    bus::{Bus, bucket_stream, bucket_subject, stored_sequence},
+    error::BusError,
+    publish::{Fence, Publish},
 };
 
 /// A worker's entry in the bucket of workers, kept fresh until shutdown.
@@ -53,13 +54,31 @@ impl Presence {
 }
 
 impl Bus {
-    /// Takes a dead process off the list, which would otherwise stay until it runs out.
-    pub async fn forget_worker(&self, worker: &WorkerId) {
-        remove(
-            self,
-            bucket_subject(&self.topology().workers.name, &worker.to_string()),
-        )
-        .await;
+    /// Takes a dead process off the list and returns its last words. `None` when it is not there, and when it
+    /// changed meanwhile: of all who find it dead one gets them, and one that lives after all is left alone.
+    pub async fn bury_worker(&self, worker: &WorkerId) -> Result<Option<WorkerPresence>, BusError> {
+        let bucket = &self.topology().workers.name;
+        let subject = bucket_subject(bucket, &worker.to_string());
+        let Some(stored) = self.last(&bucket_stream(bucket), &subject).await? else {
+            return Ok(None);
+        };
+        let what = || format!("presence of {worker}");
+        let last_words = decode(&stored.payload).map_err(|source| BusError::Decode {
+            what: what(),
+            source,
+        })?;
+        let publish = Publish {
+            after: stored_sequence(&stored),
+            ..removal(subject)
+        };
+        match self.publish_once(&publish).await {
+            Ok(Fence::First) => Ok(Some(last_words)),
+            Ok(Fence::Taken) => Ok(None),
+            Err(error) => Err(BusError::Unavailable {
+                what: what(),
+                source: error.into(),
+            }),
+        }
     }
 }
 
@@ -118,20 +137,23 @@ async fn publish(bus: &Bus, subject: &str, now: &WorkerPresence) {
     }
 }
 
-/// The marker that removes the key runs out like the key itself: worker names are never used again.
 async fn remove(bus: &Bus, subject: String) {
+    if let Err(error) = bus.publish_once(&removal(subject)).await {
+        tracing::warn!(%error, "presence was not removed and runs out by itself");
+    }
+}
+
+/// The marker that removes the key runs out like the key itself: worker names are never used again.
+fn removal(subject: String) -> Publish {
     let mut headers = HeaderMap::new();
     headers.insert("KV-Operation", "PURGE");
     headers.insert("Nats-Rollup", "sub");
     headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
-    let publish = Publish {
+    Publish {
         subject,
         id: None,
         after: None,
         headers,
         payload: bytes::Bytes::new(),
-    };
-    if let Err(error) = bus.publish_once(&publish).await {
-        tracing::warn!(%error, "presence was not removed and runs out by itself");
     }
 }

@@ -144,3 +144,22 @@ async fn a_hundred_workers_are_listed_in_one_request() {
     site.bus.workers().await.unwrap();
     println!("100 workers listed in {:?}", since.elapsed());
 }
+
+#[tokio::test]
+async fn of_all_who_find_a_worker_dead_one_gets_its_last_words() {
+    let site = Site::start().await;
+    let id = WorkerId::generate(Role::Denoiser);
+    let doomed = CancellationToken::new();
+    let _presence = Presence::start(&site.bus, worker(&id), &TaskTracker::new(), doomed);
+    until("it appears", || async {
+        site.bus.workers().await.unwrap() == [worker(&id)]
+    })
+    .await;
+    let bury = || site.bus.bury_worker(&id);
+    let (a, b, c) = futures::join!(bury(), bury(), bury());
+    let found: Vec<_> = [a, b, c].into_iter().filter_map(Result::unwrap).collect();
+    assert_eq!(found, [worker(&id)]);
+    assert_eq!(site.bus.bury_worker(&id).await.unwrap(), None, "only once");
+    let unknown = WorkerId::generate(Role::Denoiser);
+    assert_eq!(site.bus.bury_worker(&unknown).await.unwrap(), None);
+}
