@@ -4,25 +4,26 @@
 //! so a difference is an operator's decision and here an error that names it. The client's own `get_or_create_*`
 //! ignores differences and its `create_consumer` silently updates a consumer that others share.
 
+mod config;
+
 use std::{fmt, time::Duration};
 
 use async_nats::{
     Message as NatsMessage,
-    jetstream::{
-        ErrorCode as ServerCode,
-        consumer::{self, AckPolicy},
-        response::Response,
-        stream::{self, DiscardPolicy, Republish, RetentionPolicy, StorageType},
-    },
+    jetstream::{ErrorCode as ServerCode, consumer, response::Response, stream},
 };
 use bytes::Bytes;
-use protocol::limits::PAYLOAD_BYTES_MAX;
-use protocol::topology::{BucketSpec, ConsumerSpec, Retention, StreamSpec, Topology};
+use protocol::{
+    limits::PAYLOAD_BYTES_MAX,
+    topology::{ConsumerSpec, Topology},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use self::config::consumer_config;
+pub(crate) use self::config::{bucket_config, stream_config};
 use crate::{
-    bus::{Bus, bucket_stream, bucket_subject},
+    bus::{Bus, bucket_stream},
     error::BusError,
 };
 
@@ -75,16 +76,23 @@ fn list(differences: &[Difference]) -> String {
 
 /// What to do about something missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Policy {
+pub(crate) enum Policy {
     Create,
     Report,
 }
 
 /// Whether a stream's age has to be the topology's.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Age {
+pub(crate) enum Age {
     Fixed,
     Free,
+}
+
+/// How one thing was found.
+pub(crate) enum Found {
+    AsWanted,
+    /// It was missing: this one.
+    Created(String),
 }
 
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
@@ -105,8 +113,7 @@ impl Bus {
     }
 
     /// Checks that everything is there as the topology says. Another ack deadline or age of results is no
-    /// difference: services
-    /// read those in force from the broker.
+    /// difference: services read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
     }
@@ -153,14 +160,15 @@ impl Bus {
         })
     }
 
-    async fn conform_stream(
+    pub(crate) async fn conform_stream(
         &self,
         mut wanted: stream::Config,
         policy: Policy,
         age: Age,
-    ) -> Result<(), ProvisionError> {
+    ) -> Result<Found, ProvisionError> {
         let name = format!("stream {}", wanted.name);
         let info = format!("STREAM.INFO.{}", wanted.name);
+        let mut how = Found::AsWanted;
         let found = match self.api::<stream::Info>(&name, info, Bytes::new()).await? {
             Some(info) => info.config,
             None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
@@ -170,6 +178,7 @@ impl Bus {
                     .api::<stream::Info>(&name, create, json(&wanted).to_string().into())
                     .await?;
                 tracing::info!(name, "created on the message broker");
+                how = Found::Created(name.clone());
                 created
                     .ok_or_else(|| ProvisionError::Missing { name: name.clone() })?
                     .config
@@ -179,7 +188,8 @@ impl Bus {
             wanted.max_age = found.max_age;
             wanted.duplicate_window = found.duplicate_window;
         }
-        refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)
+        refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)?;
+        Ok(how)
     }
 
     /// How long results can be fetched, as the broker has it; `None` where the stream is missing.
@@ -191,13 +201,14 @@ impl Bus {
         Ok(info.map(|info| info.config.max_age))
     }
 
-    async fn conform_consumer(
+    pub(crate) async fn conform_consumer(
         &self,
         spec: &ConsumerSpec,
         policy: Policy,
-    ) -> Result<(), ProvisionError> {
+    ) -> Result<Found, ProvisionError> {
         let name = format!("consumer {}/{}", spec.stream, spec.name);
         let mut wanted = consumer_config(spec);
+        let mut how = Found::AsWanted;
         let found = match self.consumer_info(spec).await? {
             Some(info) => info.config,
             None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
@@ -214,6 +225,7 @@ impl Bus {
                     .api::<consumer::Info>(&name, create, request.to_string().into())
                     .await?;
                 tracing::info!(name, "created on the message broker");
+                how = Found::Created(name.clone());
                 created
                     .ok_or_else(|| ProvisionError::Missing { name: name.clone() })?
                     .config
@@ -222,7 +234,8 @@ impl Bus {
         if policy == Policy::Report {
             wanted.ack_wait = found.ack_wait;
         }
-        refuse_difference(name, &wanted, &found, &CONSUMER_FIELDS_FREE)
+        refuse_difference(name, &wanted, &found, &CONSUMER_FIELDS_FREE)?;
+        Ok(how)
     }
 
     /// The consumer as the server has it; `None` where it or its stream is missing.
@@ -335,82 +348,6 @@ fn is_default(value: &Value) -> bool {
         Value::String(value) => value.is_empty(),
         Value::Array(value) => value.is_empty(),
         Value::Object(value) => value.is_empty(),
-    }
-}
-
-fn stream_config(spec: &StreamSpec) -> stream::Config {
-    stream::Config {
-        name: spec.name.clone(),
-        subjects: vec![spec.subjects.clone()],
-        retention: match spec.retention {
-            Retention::WorkQueue => RetentionPolicy::WorkQueue,
-            Retention::Limits => RetentionPolicy::Limits,
-        },
-        storage: StorageType::File,
-        // A full stream refuses: what was accepted is never dropped to make room.
-        discard: DiscardPolicy::New,
-        max_messages: spec.messages_max,
-        max_bytes: spec.bytes_max,
-        max_message_size: spec.message_bytes_max,
-        max_age: spec.age_max,
-        max_messages_per_subject: if spec.one_per_subject { 1 } else { -1 },
-        discard_new_per_subject: spec.one_per_subject,
-        duplicate_window: spec.duplicate_window,
-        republish: spec.announce.as_ref().map(|announce| Republish {
-            source: announce.source.clone(),
-            destination: announce.destination.clone(),
-            headers_only: true,
-        }),
-        allow_direct: true,
-        num_replicas: usize::from(spec.replicas),
-        ..stream::Config::default()
-    }
-}
-
-/// The client's KV does the same; spelled out so that one comparison serves streams and buckets.
-fn bucket_config(spec: &BucketSpec) -> stream::Config {
-    /// The server's default window, or the whole life of an entry where that is shorter.
-    const WINDOW: Duration = Duration::from_secs(120);
-    let age_max = spec.age_max.unwrap_or_default();
-    stream::Config {
-        name: bucket_stream(&spec.name),
-        subjects: vec![bucket_subject(&spec.name, ">")],
-        retention: RetentionPolicy::Limits,
-        storage: StorageType::File,
-        discard: DiscardPolicy::New,
-        max_messages: -1,
-        max_bytes: spec.bytes_max,
-        max_messages_per_subject: 1,
-        max_age: age_max,
-        duplicate_window: if age_max.is_zero() {
-            WINDOW
-        } else {
-            WINDOW.min(age_max)
-        },
-        allow_rollup: true,
-        deny_delete: true,
-        allow_direct: true,
-        allow_message_ttl: spec.marker_ttl.is_some(),
-        subject_delete_marker_ttl: spec.marker_ttl,
-        num_replicas: usize::from(spec.replicas),
-        ..stream::Config::default()
-    }
-}
-
-fn consumer_config(spec: &ConsumerSpec) -> consumer::Config {
-    consumer::Config {
-        durable_name: Some(spec.name.clone()),
-        filter_subject: spec.filter.clone(),
-        ack_policy: AckPolicy::Explicit,
-        ack_wait: spec.ack_wait,
-        // No limit: naks of busy workers count here too, and a message that exhausts its deliveries stays in the
-        // stream unseen. What ends a job that no worker survives is its deadline.
-        max_deliver: -1,
-        max_ack_pending: spec.ack_pending_max,
-        max_waiting: spec.waiting_max,
-        // A guard: no client comfort can hoard more than it was meant to.
-        max_batch: 1,
-        ..consumer::Config::default()
     }
 }
 

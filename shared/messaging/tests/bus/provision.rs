@@ -115,3 +115,22 @@ async fn services_accept_the_ack_deadline_in_force() {
         matches!(error, ProvisionError::Differs { differences, .. } if differences[0].field == "ack_wait")
     );
 }
+
+#[tokio::test]
+async fn what_is_missing_comes_back_although_something_else_differs() {
+    let mut other = Topology::new(&prefix());
+    other.ar.messages_max = 7;
+    let site = Site::with(other).await;
+    let wanted = Topology::new(&prefix());
+    let stream = site.raw().await.get_stream(&wanted.denoise.name).await;
+    let consumer = &wanted.denoise_consumer.name;
+    stream.unwrap().delete_consumer(consumer).await.unwrap();
+    let kept = site.bus.keep(&wanted).await.unwrap();
+    assert_eq!(kept.created, ["consumer t-DN/standard"]);
+    let [ProvisionError::Differs { name, .. }] = kept.differing.as_slice() else {
+        panic!("{kept:?}")
+    };
+    assert_eq!(name, "stream t-AR");
+    assert_eq!(site.bus.queues().await.unwrap().denoise.held, 0);
+    assert!(site.bus.keep(&wanted).await.unwrap().created.is_empty());
+}
