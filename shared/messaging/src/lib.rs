@@ -8,6 +8,7 @@
 //! |--------------|-------------------------------------------------------------------------|
 //! | `bus`        | the connection; reads of results, records and workers                   |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
+//! | `upkeep`     | keeps them there                                                        |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
 //! | `pull`       | the rules of the worker loop, pure                                      |
 //! | `inbox`      | tells messages from answers                                             |
@@ -22,6 +23,7 @@
 //! | `queues`     | what the queues say of themselves; what is taken out of them            |
 //! | `dead`       | the dead letters                                                        |
 //! | `idempotency`| whose a client's key is                                                 |
+//! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
 
 mod bus;
@@ -41,7 +43,9 @@ mod pull;
 mod queues;
 mod results;
 mod span;
+mod system;
 mod trace;
+mod upkeep;
 mod work_queue;
 mod worker_loop;
 
@@ -59,4 +63,6 @@ pub use publish::Fence;
 pub use pull::HELD_MAX;
 pub use queues::{QueueDepth, Queues};
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
+pub use system::{ConnectionId, SystemEvent, SystemWatch};
+pub use upkeep::Upkeep;
 pub use work_queue::{CLOSE_MAX, Delivery, WorkQueue};

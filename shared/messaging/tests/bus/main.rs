@@ -11,4 +11,5 @@ mod queue;
 mod queues;
 mod results;
 mod site;
+mod system;
 mod trace;

@@ -28,6 +28,9 @@ ping_max: 2
 jetstream { max_mem: 1G, max_file: 1T, sync_interval: always }
 "#;
 
+const SYSTEM_USER: &str = "watcher";
+const SYSTEM_PASSWORD: &str = "secret";
+
 /// A running nats-server.
 pub struct Broker {
     dir: TempDir,
@@ -46,6 +49,14 @@ impl Broker {
         Self::start_with(&CONFIG.replace("max_payload: 16MB", ""))
     }
 
+    /// With a system account, for [`Broker::system_url`]; everybody else needs no credentials, as without one.
+    pub fn start_with_system_account() -> Self {
+        let accounts = format!(
+            r#"accounts {{ "$SYS": {{ users: [ {{ user: {SYSTEM_USER}, password: {SYSTEM_PASSWORD} }} ] }} }}"#
+        );
+        Self::start_with(&format!("{CONFIG}{accounts}\n"))
+    }
+
     fn start_with(config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
         std::fs::write(config_file(&dir), config).expect("the configuration can be written");
@@ -55,6 +66,13 @@ impl Broker {
 
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    pub fn system_url(&self) -> String {
+        format!(
+            "nats://{SYSTEM_USER}:{SYSTEM_PASSWORD}@127.0.0.1:{}",
+            self.port
+        )
     }
 
     pub fn pid(&self) -> u32 {
