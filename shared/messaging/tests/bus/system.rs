@@ -7,7 +7,9 @@ use crate::{
 };
 
 async fn watching(urls: &[String]) -> SystemWatch {
-    let mut system = SystemWatch::connect(urls, prefix()).await.unwrap();
+    let mut system = SystemWatch::connect(urls, prefix())
+        .await
+        .expect("the address is one");
     let first = within("the system account answers", system.next()).await;
     assert_eq!(first, Some(SystemEvent::Watching));
     system
@@ -15,7 +17,7 @@ async fn watching(urls: &[String]) -> SystemWatch {
 
 async fn connect(broker: &Broker, prefix: Prefix) -> (Bus, BusConfig) {
     let config = BusConfig::new(vec![broker.url()], prefix, Role::Denoiser);
-    let bus = Bus::connect(&config).await.unwrap();
+    let bus = Bus::connect(&config).await.expect("the address is one");
     within("connected", bus.connected()).await;
     (bus, config)
 }
