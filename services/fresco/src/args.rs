@@ -1,4 +1,6 @@
-//! The command line. The only file that names environment variables (through clap).
+//! The command line. With `operator`, the only file that names environment variables (through clap).
+
+mod operator;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
@@ -6,11 +8,16 @@ use clap::{Args, Parser, Subcommand};
 use protocol::{ImageSize, Prefix, limits::OUTPUTS_PER_JOB_MAX};
 use service::{BusArgs, ReplayArgs};
 
+pub use self::operator::{
+    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WatchArgs, WhichDead, WorkersArgs,
+};
+
 const EXAMPLES: &str = "\
 Examples:
   fresco up --model ./GLM-Image              broker, gateway, AR-batcher, 2 denoisers; Ctrl-C stops all
   fresco generate \"a red fox\" --size 512x512 -n 2 --out pictures
-  fresco nats check --nats-url nats://10.0.0.5:4222";
+  fresco workers --nats-url nats://10.0.0.5:4222
+  fresco dead replay --all --nats-url nats://10.0.0.5:4222";
 
 /// Serves GLM-Image: prompts in over HTTP, pictures out, over NATS JetStream
 #[derive(Debug, Parser)]
@@ -39,6 +46,16 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Ask a gateway for pictures and write them to files
     Generate(GenerateArgs),
+    /// End a job: what is not painted yet will not be
+    Cancel(CancelArgs),
+    /// Show the queues and the workers
+    Workers(WorkersArgs),
+    /// Look at the outputs that were given up, try them again or drop them
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// Keep a deployment's streams on its broker, and give back at once what dead workers held
+    #[command(long_about = operator::WATCH_HELP)]
+    Watch(WatchArgs),
     /// Set up or check the streams on a NATS server
     #[command(subcommand)]
     Nats(NatsCommand),
@@ -112,6 +129,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "NAME", default_value = "fresco")]
     pub prefix: Prefix,
 
+    /// Of the streams, when they are made
+    #[command(flatten)]
+    pub times: TimesArgs,
+
     /// Write the gateway's URL to this file once everything is ready
     #[arg(long, value_name = "FILE")]
     pub url_file: Option<PathBuf>,
@@ -171,14 +192,22 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
 
+    /// Where
+    #[command(flatten)]
+    pub gateway: GatewayArgs,
+}
+
+/// Which gateway.
+#[derive(Debug, Clone, Args)]
+pub struct GatewayArgs {
     /// URL of a gateway
     #[arg(
-        long,
+        long = "gateway",
         env = "FRESCO_GATEWAY",
         value_name = "URL",
         default_value = "http://127.0.0.1:8080"
     )]
-    pub gateway: String,
+    pub url: String,
 }
 
 /// `fresco nats`.
@@ -189,9 +218,9 @@ pub enum NatsCommand {
         /// Where
         #[command(flatten)]
         bus: BusArgs,
-        /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster
-        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-        ack_wait_s: Option<u64>,
+        /// What to choose
+        #[command(flatten)]
+        topology: TopologyArgs,
     },
     /// Say whether everything is there as this version wants it
     Check {

@@ -2,11 +2,16 @@
 //! gateway over HTTP and to the broker through `messaging`; it knows no tensor and never links libtorch.
 
 pub mod args;
+mod cancel;
+mod dead;
 mod generate;
 mod leash;
 mod nats;
+mod table;
 mod terminal;
 pub mod up;
+pub mod watch;
+mod workers;
 
 use std::time::Duration;
 
@@ -35,6 +40,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         match cli.command {
             Command::Up(args) => Box::pin(up::run(*args)).await,
             Command::Generate(args) => Box::pin(generate::run(args)).await,
+            Command::Cancel(args) => Box::pin(cancel::run(args)).await,
+            Command::Workers(args) => Box::pin(workers::run(args)).await,
+            Command::Dead(command) => Box::pin(dead::run(command)).await,
+            Command::Watch(args) => Box::pin(watch::run(args)).await,
             Command::Nats(command) => Box::pin(nats::run(command)).await,
             Command::Leash(args) => Err(leash::run(&args)),
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use messaging::{Bus, BusConfig, ProvisionError};
-use protocol::{Role, limits::ACK_WAIT, topology::Topology};
+use protocol::{Role, topology::Topology};
 use service::{BusArgs, exit::Failure};
 use tokio::time::timeout;
 
@@ -17,10 +17,9 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
     match command {
         NatsCommand::Init {
             bus: args,
-            ack_wait_s,
+            topology,
         } => {
-            let ack_wait = ack_wait_s.map_or(ACK_WAIT, Duration::from_secs);
-            let topology = Topology::with_ack_wait(&args.prefix, ack_wait);
+            let topology = Topology::with(&args.prefix, topology.options());
             let bus = connect(&args).await?;
             bus.provision(&topology)
                 .await
@@ -41,7 +40,8 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
+/// A connection to a broker that is there.
+pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
     let bus = Bus::connect(&config)
         .await
@@ -66,16 +66,16 @@ fn failure(error: &ProvisionError) -> Failure {
 }
 
 fn tell(topology: &Topology, how: &str) {
-    for stream in [&topology.ar, &topology.denoise, &topology.results] {
+    for stream in topology.streams() {
         terminal::say(format_args!("stream {} {how}", stream.name));
     }
-    for consumer in [&topology.ar_consumer, &topology.denoise_consumer] {
+    for consumer in topology.consumers() {
         terminal::say(format_args!(
             "consumer {}/{} {how}",
             consumer.stream, consumer.name
         ));
     }
-    for bucket in [&topology.jobs, &topology.workers] {
+    for bucket in topology.buckets() {
         terminal::say(format_args!("bucket {} {how}", bucket.name));
     }
 }

@@ -1,6 +1,6 @@
 //! A gateway over HTTP: the routes and shapes that `fresco generate` uses. It must not know files or terminals.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use protocol::{ImageSize, JobId, OutputId, Stage};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
@@ -58,6 +58,31 @@ pub(crate) enum Status {
     InProgress,
     Completed,
     Failed,
+    Cancelled,
+    Expired,
+}
+
+impl Status {
+    /// Whether nothing can follow.
+    pub(crate) const fn is_final(self) -> bool {
+        match self {
+            Self::Queued | Self::InProgress => false,
+            Self::Completed | Self::Failed | Self::Cancelled | Self::Expired => true,
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Queued => "queued",
+            Self::InProgress => "in progress",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        })
+    }
 }
 
 /// Where an output's time went, in milliseconds.
@@ -79,8 +104,8 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
 }
 
-impl std::fmt::Display for ApiError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         let details: Vec<&str> = self
             .code
@@ -148,8 +173,19 @@ impl Gateway {
 
     /// The state of `job`.
     pub(crate) async fn job(&self, job: JobId) -> Result<Job, Failure> {
-        let request = || self.http.get(self.url(&format!("/v1/images/jobs/{job}")));
+        let request = || self.http.get(self.job_url(job));
         self.json(self.send(request, Repeat::Always).await?).await
+    }
+
+    /// Ends `job`; a second time says the same.
+    pub(crate) async fn cancel(&self, job: JobId) -> Result<Job, Failure> {
+        let request = || self.http.delete(self.job_url(job));
+        self.json(self.send(request, Repeat::Always).await?).await
+    }
+
+    /// Where it answers for `job`.
+    pub(crate) fn job_url(&self, job: JobId) -> String {
+        self.url(&format!("/v1/images/jobs/{job}"))
     }
 
     /// The file of a finished output.

@@ -1,6 +1,6 @@
 //! `fresco generate`: asks a gateway for pictures, shows how far they are, writes the files.
 
-mod client;
+pub(crate) mod client;
 mod show;
 
 use std::{
@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(250);
 
 /// Returns when every picture is a file, or cannot be.
 pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
-    let gateway = Gateway::new(&args.gateway)?;
+    let gateway = Gateway::new(&args.gateway.url)?;
     // Before anything is queued: a picture that cannot be written need not be painted.
     fs::create_dir_all(&args.out).map_err(|error| cannot_write(&args.out, &error))?;
     let wish = Wish {
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
                     timings.unwrap_or_default(),
                 ));
             }
-            (Status::Queued | Status::InProgress | Status::Failed, _) => {
+            (status, _) => {
                 failed += 1;
                 let error = output
                     .error
@@ -55,7 +55,7 @@ pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
                     .map(ToString::to_string)
                     .unwrap_or_default();
                 terminal::note(format_args!(
-                    "picture {} (seed {}) failed: {error}",
+                    "picture {} (seed {}) {status}: {error}",
                     output.id.index, output.seed
                 ));
             }
@@ -84,11 +84,7 @@ async fn follow(gateway: &Gateway, mut job: Job, out: &Path) -> Result<Vec<Outpu
                 *written = true;
             }
         }
-        if job
-            .outputs
-            .iter()
-            .all(|output| matches!(output.status, Status::Completed | Status::Failed))
-        {
+        if job.outputs.iter().all(|output| output.status.is_final()) {
             show.end();
             return Ok(job.outputs);
         }

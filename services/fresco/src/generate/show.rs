@@ -86,6 +86,8 @@ fn state(output: &Output) -> &'static str {
         (Status::InProgress, Some(Stage::Decode)) => "decode",
         (Status::Completed, _) => "done",
         (Status::Failed, _) => "failed",
+        (Status::Cancelled, _) => "cancelled",
+        (Status::Expired, _) => "expired",
     }
 }
 

@@ -1,0 +1,237 @@
+//! What an operator can ask of a running deployment.
+
+use std::{fmt, time::Duration};
+
+use clap::{Args, Subcommand, builder::TypedValueParser};
+use protocol::{
+    JobId, OutputId,
+    limits::{ACK_WAIT, RESULT_TTL},
+    topology::TopologyOptions,
+};
+use service::{BusArgs, without_credentials};
+
+use super::GatewayArgs;
+
+pub(super) const WATCH_HELP: &str = "\
+Keeps the deployment's streams, consumers and buckets on its broker: looks at the start, after each reconnect and every
+5 s, creates what is missing, reports what differs and never changes it. With --system-url it also hears which worker's
+connection ends; what a worker held that is not back within 0.5 s goes to others at once instead of after the ack
+deadline. Any number may run. `fresco up` does the same for the broker it starts.";
+
+/// `fresco cancel`.
+#[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// The job's id
+    pub job: JobId,
+
+    /// Where
+    #[command(flatten)]
+    pub gateway: GatewayArgs,
+}
+
+/// `fresco workers`.
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
+    /// Where
+    #[command(flatten)]
+    pub bus: BusArgs,
+
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `fresco dead`.
+#[derive(Debug, Subcommand)]
+pub enum DeadCommand {
+    /// List them; never shows a prompt
+    List {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all about one, what was tried included
+    Show {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// Which
+        output: OutputId,
+        /// The prompt too
+        #[arg(long)]
+        prompt: bool,
+    },
+    /// Queue it again as a new job, with its seed and the time it had
+    Replay {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// Which
+        #[command(flatten)]
+        which: WhichDead,
+        /// Who answers for the new job
+        #[command(flatten)]
+        gateway: GatewayArgs,
+    },
+    /// Forget it
+    Drop {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// Which
+        #[command(flatten)]
+        which: WhichDead,
+    },
+}
+
+/// One dead output or all of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct WhichDead {
+    /// The output's id
+    pub output: Option<OutputId>,
+
+    /// All of them
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// How long things last. Fixed when the streams are made; services read the values in force from the broker.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct TimesArgs {
+    /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster [default: 15]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub ack_wait_s: Option<u64>,
+
+    /// Seconds a result can be fetched and an idempotency key is remembered [default: 3600]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub result_ttl_s: Option<u64>,
+}
+
+impl TimesArgs {
+    /// For this many servers that keep a copy.
+    pub fn options(self, replicas: u8) -> TopologyOptions {
+        let or = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
+        TopologyOptions {
+            ack_wait: or(self.ack_wait_s, ACK_WAIT),
+            result_ttl: or(self.result_ttl_s, RESULT_TTL),
+            replicas,
+        }
+    }
+}
+
+/// What an operator chooses of the streams.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct TopologyArgs {
+    /// How long things last
+    #[command(flatten)]
+    pub times: TimesArgs,
+
+    /// Servers that keep a copy of everything: 1, or 3 or 5 in a cluster
+    #[arg(long, value_name = "N", default_value = "1", value_parser = replicas())]
+    pub replicas: u8,
+}
+
+impl TopologyArgs {
+    /// As the topology takes them.
+    pub fn options(self) -> TopologyOptions {
+        self.times.options(self.replicas)
+    }
+}
+
+/// An even number of copies survives no more losses than one less.
+fn replicas() -> impl TypedValueParser<Value = u8> {
+    clap::builder::PossibleValuesParser::new(["1", "3", "5"]).try_map(|text| text.parse::<u8>())
+}
+
+/// `fresco watch`.
+#[derive(Clone, Args)]
+pub struct WatchArgs {
+    /// Where
+    #[command(flatten)]
+    pub bus: BusArgs,
+
+    /// NATS server with a user of its system account, such as nats://user:password@host; repeat it for each node
+    #[arg(
+        long = "system-url",
+        env = "FRESCO_SYSTEM_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        value_delimiter = ','
+    )]
+    pub system_urls: Vec<String>,
+
+    /// Of the streams, when they are made
+    #[command(flatten)]
+    pub topology: TopologyArgs,
+}
+
+/// Leaves the credentials in the URLs out.
+impl fmt::Debug for WatchArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls = self.system_urls.iter().map(|url| without_credentials(url));
+        f.debug_struct("WatchArgs")
+            .field("bus", &self.bus)
+            .field("system_urls", &urls.collect::<Vec<_>>())
+            .field("topology", &self.topology)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::{Cli, Command, NatsCommand};
+
+    #[test]
+    fn dead_outputs_are_named_one_by_one_or_all_at_once() {
+        let output = "0123456789abcdef0123456789abcdef-0";
+        for (arguments, good) in [
+            (&[output][..], true),
+            (&["--all"], true),
+            (&[], false),
+            (&[output, "--all"], false),
+            (&["not-an-output"], false),
+        ] {
+            for command in ["replay", "drop"] {
+                let line = [&["fresco", "dead", command][..], arguments].concat();
+                assert_eq!(
+                    Cli::try_parse_from(line).is_ok(),
+                    good,
+                    "{command} {arguments:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn streams_are_kept_on_an_odd_number_of_servers() {
+        let parse = |replicas| {
+            let cli =
+                Cli::try_parse_from(["fresco", "nats", "init", "--replicas", replicas]).ok()?;
+            let Command::Nats(NatsCommand::Init { topology, .. }) = cli.command else {
+                panic!("not init: {cli:?}")
+            };
+            Some(topology.options().replicas)
+        };
+        let parsed = ["0", "1", "2", "3", "4", "5", "7", "x"].map(parse);
+        assert_eq!(
+            parsed,
+            [None, Some(1), None, Some(3), None, Some(5), None, None]
+        );
+    }
+
+    #[test]
+    fn credentials_of_the_system_account_are_not_shown() {
+        let cli = Cli::parse_from(["fresco", "watch", "--system-url", "nats://u:secret@h:1"]);
+        let text = format!("{cli:?}");
+        assert!(
+            text.contains("nats://h:1") && !text.contains("secret"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,41 @@
+//! `fresco watch`: looks after a deployment from beside its broker. Keeps its streams there, and gives back what dead
+//! workers held without waiting for their ack deadline. Any number may run: they find the same and do it once.
+
+pub mod absence;
+mod give_back;
+pub mod keeper;
+pub mod watcher;
+
+use messaging::{Bus, BusConfig};
+use protocol::{Role, topology::Topology};
+use service::{Shutdown, exit::Failure};
+
+pub use self::give_back::give_back_for;
+pub(crate) use self::give_back::give_back_for_process;
+use crate::{args::WatchArgs, nats::shown, terminal};
+
+/// Runs until it is told to stop.
+pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
+    let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
+    let topology = Topology::with(&args.bus.prefix, args.topology.options());
+    let config = BusConfig::new(args.bus.nats_urls.clone(), args.bus.prefix, Role::Operator);
+    let bus = Bus::connect(&config)
+        .await
+        .map_err(|error| Failure::unusable(&error))?;
+    terminal::note(format_args!("watching {}", shown(&args.bus.nats_urls)));
+    let keep = keeper::keep(&bus, &topology, |line| terminal::note(line));
+    let watch = async {
+        if args.system_urls.is_empty() {
+            terminal::note("no --system-url: jobs of dead workers wait for their ack deadline");
+            return std::future::pending().await;
+        }
+        watcher::watch(&bus, &args.system_urls).await
+    };
+    let ended = tokio::select! {
+        () = shutdown.token.cancelled() => Ok(()),
+        () = keep => Ok(()),
+        watched = watch => watched.map_err(|error| Failure::unusable(&error)),
+    };
+    bus.close().await;
+    ended
+}

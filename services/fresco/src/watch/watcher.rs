@@ -1,0 +1,68 @@
+//! The thin loop around [`Absences::apply`]: hears the broker's events and gives back for the dead.
+
+use messaging::{Bus, BusError, SystemEvent, SystemWatch};
+use service::without_credentials;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    absence::{Absences, Action, Event},
+    give_back::give_back_for,
+};
+use crate::terminal;
+
+/// After this a system account that cannot be reached is told; a broker that only starts is there sooner.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Watches the deployment of `bus` from the system account at `urls`, until the connection is closed for good.
+pub async fn watch(bus: &Bus, urls: &[String]) -> Result<(), BusError> {
+    let mut system = SystemWatch::connect(urls, bus.prefix().clone()).await?;
+    let (mut absences, mut patience) = (Absences::default(), Some(Instant::now() + PATIENCE));
+    loop {
+        let event = tokio::select! {
+            event = system.next() => match event {
+                Some(event) => event,
+                None => return Ok(()),
+            },
+            () = until(absences.next_timer()) => {
+                act(bus, absences.apply(Event::Timer, Instant::now())).await;
+                continue;
+            }
+            () = until(patience) => {
+                patience = None;
+                let shown: Vec<_> = urls.iter().map(|url| without_credentials(url)).collect();
+                terminal::note(format_args!(
+                    "no system account at {} yet: its address and credentials are tried on", shown.join(", ")
+                ));
+                continue;
+            }
+        };
+        let event = match event {
+            SystemEvent::Connected(worker, connection) => Event::Connected(worker, connection),
+            SystemEvent::Disconnected(worker, connection) => {
+                Event::Disconnected(worker, connection)
+            }
+            SystemEvent::Blind => Event::Blind,
+            SystemEvent::Watching => {
+                patience = None;
+                tracing::info!("watching the connections of workers");
+                continue;
+            }
+        };
+        act(bus, absences.apply(event, Instant::now())).await;
+    }
+}
+
+async fn act(bus: &Bus, actions: Vec<Action>) {
+    for Action::GiveBackFor(worker) in actions {
+        if let Err(error) = give_back_for(bus, &worker).await {
+            tracing::warn!(%worker, %error, "what it held waits for its ack deadline");
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
