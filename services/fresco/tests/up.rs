@@ -1,5 +1,7 @@
 //! The `fresco up` program with a real nats-server and services that are shell scripts.
 
+mod worker;
+
 use std::{
     fs,
     net::TcpListener,
@@ -9,10 +11,12 @@ use std::{
     time::Duration,
 };
 
+use messaging::Bus;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use protocol::{PriorityClass, WorkerPresence};
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
@@ -60,8 +64,12 @@ impl Site {
     }
 
     fn up_at(&self, listen: &str) -> Child {
+        self.up_with(&["--denoisers", "1", "--listen", listen])
+    }
+
+    fn up_with(&self, flags: &[&str]) -> Child {
         let mut up = Command::new(env!("CARGO_BIN_EXE_fresco"));
-        up.args(["up", "--denoisers", "1", "--listen", listen]);
+        up.arg("up").args(flags);
         up.arg("--model")
             .arg(self.path("model"))
             .arg("--data")
@@ -72,6 +80,29 @@ impl Site {
             .stderr(Stdio::piped())
             .kill_on_drop(true);
         up.spawn().expect("fresco is built")
+    }
+
+    /// Two denoisers that hold what they get for ever, and how to reach their broker.
+    async fn up_with_workers(&self) -> (Child, Bus) {
+        let program = std::env::current_exe().expect("a test knows its own path");
+        let arguments = worker::ARGUMENTS.join(" ");
+        let script = format!(
+            "echo $2 > $DIR/url.$$; exec {} {arguments} < $DIR/url.$$",
+            program.display()
+        );
+        self.program("fresco-denoiser", &script);
+        let listen = ["--listen", "127.0.0.1:0", "--prefix", "t"];
+        let up = self.up_with(&[&listen[..], &["--ack-wait-s", "60"]].concat());
+        let port = self.path("data/nats.port");
+        let there = timeout(START_MAX, until(|| port.exists())).await;
+        there.expect("the broker has no port");
+        let port = fs::read_to_string(port).expect("it was written whole");
+        let bus = worker::connect(&format!("nats://127.0.0.1:{port}")).await;
+        worker::until("both wait", || async {
+            (bus.queues().await.ok()?.denoise.idle == 2).then_some(())
+        })
+        .await;
+        (up, bus)
     }
 
     /// Waits until all services run; says which processes there are, the broker's too.
@@ -238,4 +269,132 @@ async fn what_cannot_be_used_is_said_before_anything_starts() {
     let output = end(site.up()).await;
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("--model"), "{}", said(&output));
+}
+
+fn pid(process: u32) -> Pid {
+    Pid::from_raw(process.try_into().expect("a process number"))
+}
+
+/// Nobody may notice by the ack deadline, which is a minute here.
+const GIVEN_BACK_MAX: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_killed_childs_job_is_with_another_at_once() {
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    let mut tooks = Vec::new();
+    let (class, job) = (PriorityClass::Standard, worker::denoise_job(1));
+    bus.publish_denoise_job(class, &job)
+        .await
+        .expect("there is room");
+    for _ in 0..3 {
+        let [busy] = worker::until_busy(&bus, 1).await.try_into().expect("one");
+        kill(pid(busy.process), Signal::SIGKILL).expect("it runs");
+        let killed = Instant::now();
+        let next = worker::until("another has it", || async {
+            let workers = bus.workers().await.ok()?;
+            let mut workers = workers.into_iter();
+            workers.find(|other| !other.held.is_empty() && other.worker != busy.worker)
+        });
+        let next = next.await;
+        tooks.push(killed.elapsed());
+        assert_eq!(next.held[0].output, job.output);
+        worker::until("two wait or work", || async {
+            (bus.workers().await.ok()?.len() == 2).then_some(())
+        })
+        .await;
+    }
+    println!("killed, and with another after {tooks:?}");
+    assert!(tooks.iter().all(|took| *took < GIVEN_BACK_MAX), "{tooks:?}");
+    signal(&up, Signal::SIGTERM);
+    end(up).await;
+}
+
+#[tokio::test]
+async fn a_worker_started_by_hand_is_watched_too() {
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    let port = fs::read_to_string(site.path("data/nats.port")).expect("it is there");
+    let mut by_hand = worker::Worker::start(&format!("nats://127.0.0.1:{port}"));
+    let held = async || {
+        let workers = bus.workers().await.ok()?;
+        let of = |worker: &WorkerPresence| (worker.process, worker.held.len());
+        Some(workers.iter().map(of).collect::<Vec<_>>())
+    };
+    worker::until("it waits", || async {
+        (held().await?.len() == 3).then_some(())
+    })
+    .await;
+    // Until it has one.
+    let mut jobs = 0;
+    loop {
+        jobs += 1;
+        let job = worker::denoise_job(jobs);
+        let published = bus.publish_denoise_job(PriorityClass::Standard, &job);
+        published.await.expect("there is room");
+        let all = || async {
+            let held = held().await?;
+            let sum: usize = held.iter().map(|(_, held)| held).sum();
+            (sum as u128 == jobs).then_some(held)
+        };
+        let held = worker::until("all are held", all).await;
+        if held
+            .iter()
+            .any(|(process, held)| *process == by_hand.id() && *held > 0)
+        {
+            break;
+        }
+    }
+    by_hand.kill();
+    let killed = Instant::now();
+    worker::until("others hold all", || async {
+        let held = held().await?;
+        let others = held.iter().filter(|(process, _)| *process != by_hand.id());
+        (others.map(|(_, held)| *held as u128).sum::<u128>() == jobs).then_some(())
+    })
+    .await;
+    println!("killed, and with others after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < GIVEN_BACK_MAX, "{:?}", killed.elapsed());
+    signal(&up, Signal::SIGTERM);
+    end(up).await;
+}
+
+#[tokio::test]
+async fn a_hung_child_is_ended_and_started_again() {
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    // Whoever is asked whether it lives has said before that it is ready; nobody outside can see that.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let hung = bus.workers().await.expect("the broker answers").remove(0);
+    kill(pid(hung.process), Signal::SIGSTOP).expect("it runs");
+    let frozen = Instant::now();
+    worker::until("it is gone", || async {
+        gone(&pid(hung.process)).then_some(())
+    })
+    .await;
+    println!("hung, and ended after {:?}", frozen.elapsed());
+    assert!(
+        frozen.elapsed() > Duration::from_secs(4),
+        "{:?}",
+        frozen.elapsed()
+    );
+    worker::until("another one waits in its place", || async {
+        let workers = bus.workers().await.ok()?;
+        let others = workers.iter().filter(|worker| worker.worker != hung.worker);
+        (others.count() == 2).then_some(())
+    })
+    .await;
+    signal(&up, Signal::SIGTERM);
+    assert!(said(&end(up).await).contains("does not answer"));
+}
+
+#[tokio::test]
+async fn streams_stay_in_the_global_account_beside_the_system_account() {
+    // Where a server without accounts, of an older version, had them.
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    bus.close().await;
+    signal(&up, Signal::SIGTERM);
+    end(up).await;
+    assert!(site.path("data/nats/jetstream/$G/streams/t-DN").is_dir());
 }

@@ -12,6 +12,9 @@ use crate::args::{Engine, UpArgs};
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
 const GRACE_S: &str = "3";
 
+/// What the gateway is called.
+pub(crate) const GATEWAY: &str = "gateway";
+
 /// The services' common surroundings.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
@@ -21,6 +24,8 @@ pub(crate) struct Surroundings {
     pub(crate) nats_urls: Vec<String>,
     /// Of the gateway, with a real port.
     pub(crate) listen: SocketAddr,
+    /// Where the gateway answers probes, with a real port.
+    pub(crate) gateway_health: SocketAddr,
 }
 
 /// The broker's child.
@@ -61,9 +66,14 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     if let Some(delay) = args.ar_delay_ms {
         batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
     }
-    let listen = vec!["--listen".into(), surroundings.listen.to_string().into()];
+    let gateway = vec![
+        "--listen".into(),
+        surroundings.listen.to_string().into(),
+        "--health-listen".into(),
+        surroundings.gateway_health.to_string().into(),
+    ];
     let mut services = vec![
-        service("gateway".to_owned(), "fresco-gateway", listen),
+        service(GATEWAY.to_owned(), "fresco-gateway", gateway),
         service("ar-batcher".to_owned(), "fresco-ar-batcher", batcher),
     ];
     let denoiser = |number| {
@@ -119,6 +129,7 @@ mod tests {
             programs: "/bin".into(),
             nats_urls: vec!["nats://a:1".to_owned(), "nats://b:2".to_owned()],
             listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+            gateway_health: SocketAddr::from(([127, 0, 0, 1], 8082)),
         };
         let line = |child: ChildSpec| {
             let arguments = child.arguments.join(&OsString::from(" "));
@@ -138,8 +149,9 @@ mod tests {
     #[test]
     fn a_fleet_is_a_gateway_a_batcher_and_denoisers() {
         let common = "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3";
+        let listens = "--listen 127.0.0.1:8081 --health-listen 127.0.0.1:8082";
         let expected = [
-            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!("gateway = /bin/fresco-gateway {common} {listens}"),
             format!("ar-batcher = /bin/fresco-ar-batcher {common} --model /m"),
             format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m"),
             format!("denoiser-1 = /bin/fresco-denoiser {common} --model /m"),
@@ -150,8 +162,9 @@ mod tests {
     #[test]
     fn flags_of_the_stages_are_passed_on() {
         let common = "--nats-url nats://a:1,nats://b:2 --prefix x --grace-s 3";
+        let listens = "--listen 127.0.0.1:8081 --health-listen 127.0.0.1:8082";
         let expected = [
-            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!("gateway = /bin/fresco-gateway {common} {listens}"),
             format!(
                 "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --batch-slots-max 8 --batch-delay-ms 20"
             ),
@@ -170,9 +183,10 @@ mod tests {
     #[test]
     fn a_replay_is_passed_on_to_the_workers() {
         let common = "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3";
+        let listens = "--listen 127.0.0.1:8081 --health-listen 127.0.0.1:8082";
         let replay = "--engine replay --times /t --time-scale 0.5 --faults /f";
         let expected = [
-            format!("gateway = /bin/fresco-gateway {common} --listen 127.0.0.1:8081"),
+            format!("gateway = /bin/fresco-gateway {common} {listens}"),
             format!("ar-batcher = /bin/fresco-ar-batcher {common} {replay}"),
             format!("denoiser-0 = /bin/fresco-denoiser {common} {replay}"),
         ];

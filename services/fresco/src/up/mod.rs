@@ -1,36 +1,40 @@
 //! `fresco up`: a whole deployment on one machine, from a broker to denoisers, started and stopped in order.
 //!
-//! `supervisor` decides, `run` carries out, `outside` watches the broker and the gateway and tells the supervisor; the rest is
-//! preparation. This file puts them together and talks to the user.
+//! `supervisor` decides, `run` carries out, `outside` and `checkup` watch the broker and the services and tell the
+//! supervisor; the rest is preparation. This file puts them together and talks to the user.
 
+mod checkup;
 mod fleet;
 mod folder;
 mod log;
 mod nats_server;
 mod outside;
+mod prepared;
+mod pulse;
 mod ready;
+mod roster;
 pub mod run;
 pub mod supervisor;
 
-use std::{
-    fs, io,
-    net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, io, path::Path, time::Duration};
 
+use messaging::Bus;
 use service::{Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
 use self::{
-    fleet::Surroundings,
-    folder::DataFolder,
-    nats_server::Places,
+    checkup::Checkup,
     outside::Outside,
-    run::{ChildSpec, Launch, Report, supervise},
-    supervisor::{ChildId, Ending, Event, Exit, Layer},
+    prepared::Prepared,
+    roster::Member,
+    run::{ChildSpec, Report, supervise},
+    supervisor::{ChildId, Ending, Event, Exit},
 };
-use crate::{args::UpArgs, terminal};
+use crate::{
+    args::UpArgs,
+    terminal,
+    watch::{give_back_for_process, watcher},
+};
 
 /// Two signals, and one of each event that comes from outside.
 const EVENTS_QUEUED_MAX: usize = 8;
@@ -48,17 +52,17 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         .spawn(pass_signals_on(events.clone()).map_err(|error| Failure::failed(&error))?);
 
     let prepared = Prepared::new(&args).await?;
-    let (workers, processes) = watch::channel(worker_names(&prepared.children));
-    let keep_small = log::keep_small(prepared.log_paths());
-    shutdown.tracker.spawn(until_stopped(&shutdown, keep_small));
-
+    let (roster, members) = watch::channel(roster::of(&prepared.children));
+    let (deaths, died) = mpsc::channel(prepared.children.len());
     let (failed, failure) = mpsc::channel(1);
-    let (nats_urls, listen) = (prepared.nats_urls.clone(), prepared.listen);
+    let bus = prepared.connect(&args).await?;
+    look_after(&shutdown, &prepared, &bus, &members, &events, died);
     let outside = Outside {
         args: args.clone(),
-        nats_urls,
-        listen,
-        processes,
+        bus,
+        nats_urls: prepared.nats_urls.clone(),
+        listen: prepared.listen,
+        roster: members,
         events,
         failed,
     };
@@ -72,9 +76,14 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         prepared.folder.logs().display()
     ));
     let report = |id: ChildId, report: Report| {
-        let spec = &prepared.children[id.0];
-        workers.send_modify(|workers| note_process(workers, &spec.name, &report));
-        tell(&spec.name, &report);
+        let mut ended = None;
+        roster.send_modify(|members| ended = roster::note(members, id, &report));
+        if let Some(process) = ended
+            && deaths.try_send(process).is_err()
+        {
+            tracing::warn!(process, "what it held waits for its ack deadline");
+        }
+        tell(&prepared.children[id.0].name, &report);
     };
     let ending = supervise(prepared.launch()?, &prepared.children, received, report).await;
     if let Some(file) = &args.url_file {
@@ -84,144 +93,49 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
     conclude(ending, &prepared.children, failure)
 }
 
-/// Everything that has to be there before the first child starts.
-struct Prepared {
-    folder: DataFolder,
-    fresco: PathBuf,
-    children: Vec<ChildSpec>,
-    nats_urls: Vec<String>,
-    listen: SocketAddr,
-}
-
-impl Prepared {
-    async fn new(args: &UpArgs) -> Result<Self, Failure> {
-        if let Some(model) = &args.model
-            && !model.is_dir()
-        {
-            let text = format!("--model {}: no such folder", model.display());
-            return Err(Failure::Unusable(text));
-        }
-        let fresco = std::env::current_exe().map_err(|error| Failure::failed(&error))?;
-        let programs = match &args.bin_dir {
-            Some(folder) => folder.clone(),
-            None => fresco.parent().unwrap_or(Path::new("/")).to_owned(),
-        };
-        let folder = DataFolder::take(&args.data)
-            .await
-            .map_err(|error| Failure::unusable(&error))?;
-        if let Some(file) = &args.url_file {
-            remove_if_there(file)?;
-        }
-        let listen = free_address(args.listen)?;
-        let mut children = Vec::new();
-        let mut nats_urls = args.nats_urls.clone();
-        if nats_urls.is_empty() {
-            let (broker, url) = embedded_broker(args, &fresco, folder.path()).await?;
-            children.push(broker);
-            nats_urls.push(url);
-        }
-        let surroundings = Surroundings {
-            programs,
-            nats_urls,
-            listen,
-        };
-        children.extend(fleet::services(args, &surroundings));
-        let is_missing =
-            |child: &&ChildSpec| child.layer == Layer::Service && !child.program.is_file();
-        if let Some(missing) = children.iter().find(is_missing) {
-            let program = missing.program.display();
-            let text = format!(
-                "{program} is missing: build all services, for example with `cargo build --bins`"
-            );
-            return Err(Failure::Unusable(text));
-        }
-        let prepared = Self {
-            folder,
-            fresco,
-            children,
-            nats_urls: surroundings.nats_urls,
-            listen,
-        };
-        for path in prepared.log_paths() {
-            fs::File::create(&path).map_err(|error| cannot_write(&path, &error))?;
-        }
-        Ok(prepared)
-    }
-
-    fn launch(&self) -> Result<Launch, Failure> {
-        let hold = self
-            .folder
-            .hold()
-            .map_err(|error| Failure::failed(&error))?;
-        Ok(Launch {
-            fresco: self.fresco.clone(),
-            logs: self.folder.logs(),
-            hold,
-        })
-    }
-
-    fn log_paths(&self) -> Vec<PathBuf> {
-        let logs = self.folder.logs();
-        self.children
-            .iter()
-            .map(|child| log::path(&logs, &child.name))
-            .collect()
-    }
-
-    fn names(&self) -> String {
-        self.children
-            .iter()
-            .map(|child| child.name.as_str())
-            .collect::<Vec<_>>()
-            .join(", ")
-    }
-}
-
-/// The child that is the broker, and its URL.
-async fn embedded_broker(
-    args: &UpArgs,
-    fresco: &Path,
-    data: &Path,
-) -> Result<(ChildSpec, String), Failure> {
-    let here = std::env::current_dir().ok();
-    let cache = args
-        .cache
-        .clone()
-        .or_else(|| Some(std::env::home_dir()?.join(".cache/fresco")));
-    let near = fresco
-        .parent()
-        .map(Path::to_owned)
-        .into_iter()
-        .chain(here)
-        .collect();
-    let places = Places {
-        given: args.nats_server.clone(),
-        near,
-        cache,
+/// Starts what goes on beside the supervisor: logs are kept small, hung services found, the dead's jobs given back.
+fn look_after(
+    shutdown: &Shutdown,
+    prepared: &Prepared,
+    bus: &Bus,
+    members: &watch::Receiver<Vec<Member>>,
+    events: &mpsc::Sender<Event>,
+    died: mpsc::Receiver<u32>,
+) {
+    let spawn = |work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        shutdown.tracker.spawn(until_stopped(shutdown, work));
     };
-    let program = nats_server::find(&places)
-        .await
-        .map_err(|error| Failure::unusable(&error))?;
-    let port = nats_server::port(data).map_err(|error| Failure::failed(&error))?;
-    let config = data.join("nats.conf");
-    fs::write(&config, nats_server::config(data, port))
-        .map_err(|error| cannot_write(&config, &error))?;
-    Ok((
-        fleet::broker(program, &config),
-        format!("nats://127.0.0.1:{port}"),
-    ))
+    spawn(Box::pin(log::keep_small(prepared.log_paths())));
+    spawn(Box::pin(give_back_for_the_dead(bus.clone(), died)));
+    let system_urls: Vec<_> = prepared.system_url.iter().cloned().collect();
+    if !system_urls.is_empty() {
+        let bus = bus.clone();
+        spawn(Box::pin(async move {
+            if let Err(error) = watcher::watch(&bus, &system_urls).await {
+                tracing::error!(%error, "connections are not watched");
+            }
+        }));
+    }
+    let checkup = Checkup {
+        bus: bus.clone(),
+        host: service::host::name(),
+        gateway: prepared.gateway_health,
+        roster: members.clone(),
+        events: events.clone(),
+    };
+    for member in members.borrow().iter() {
+        spawn(Box::pin(checkup.clone().watch(member.id)));
+    }
 }
 
-/// `wanted`, with a real port for port 0: a gateway that is restarted keeps its address.
-fn free_address(wanted: SocketAddr) -> Result<SocketAddr, Failure> {
-    let bound = TcpListener::bind(wanted).and_then(|listener| listener.local_addr());
-    bound.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            let another = SocketAddr::new(wanted.ip(), 0);
-            Failure::Unusable(format!("--listen {wanted}: address is in use: give another one, such as {another} for a free port"))
+/// At once, without waiting for the broker to notice.
+async fn give_back_for_the_dead(bus: Bus, mut died: mpsc::Receiver<u32>) {
+    let host = service::host::name();
+    while let Some(process) = died.recv().await {
+        if let Err(error) = give_back_for_process(&bus, &host, process).await {
+            tracing::warn!(process, %error, "what it held waits for its ack deadline");
         }
-        _ => Failure::Unusable(format!("--listen {wanted}: {error}")),
-    })
+    }
 }
 
 /// Passes every SIGTERM and SIGINT on as a wish to stop; a second one makes the supervisor hurry.
@@ -257,23 +171,6 @@ fn until_stopped<W: Future<Output = ()>>(
     let token = shutdown.token.clone();
     async move {
         token.run_until_cancelled(work).await;
-    }
-}
-
-/// The services whose readiness their presence tells.
-fn worker_names(children: &[ChildSpec]) -> Vec<(String, Option<u32>)> {
-    let workers = children
-        .iter()
-        .filter(|child| child.layer == Layer::Service && child.name != "gateway");
-    workers.map(|child| (child.name.clone(), None)).collect()
-}
-
-fn note_process(workers: &mut [(String, Option<u32>)], name: &str, report: &Report) {
-    if let Some(worker) = workers.iter_mut().find(|worker| worker.0 == name) {
-        worker.1 = match report {
-            Report::Started(process) => Some(*process),
-            Report::Died(..) | Report::GaveUp(..) => None,
-        };
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::{
     fmt::Write as _,
-    fs, io,
+    fs,
+    io::{self, Read as _, Write as _},
     net::{Ipv4Addr, TcpListener},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -143,8 +145,48 @@ fn free(port: u16) -> io::Result<u16> {
         .port())
 }
 
+/// The user of the broker's system account.
+pub(crate) const SYSTEM_USER: &str = "fresco-watch";
+
+/// Bytes of chance in its password: beyond guessing.
+const PASSWORD_BYTES: usize = 16;
+
+/// The password of the broker's system account. Kept, so that a `fresco watch` started by hand outlives a restart.
+pub(crate) fn system_password(data: &Path) -> io::Result<String> {
+    let file = data.join("system.password");
+    if let Ok(kept) = fs::read_to_string(&file) {
+        return Ok(kept);
+    }
+    let mut bytes = [0; PASSWORD_BYTES];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let mut password = String::new();
+    for byte in bytes {
+        write!(password, "{byte:02x}").expect("a String takes every text");
+    }
+    write_secret(&file, &password)?;
+    Ok(password)
+}
+
+/// A file that only its owner may read, at no time anybody else; whole or not there.
+pub(crate) fn write_secret(file: &Path, text: &str) -> io::Result<()> {
+    let fresh = file.with_extension("part");
+    if let Err(error) = fs::remove_file(&fresh)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let mut options = fs::File::options();
+    let mut opened = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    opened.write_all(text.as_bytes())?;
+    fs::rename(fresh, file)
+}
+
 /// The configuration file. Figures are measured ones (ARCHITECTURE.md, "The bus").
-pub(crate) fn config(data: &Path, port: u16) -> String {
+pub(crate) fn config(data: &Path, port: u16, system_password: &str) -> String {
     let mut text = String::from("# Written by `fresco up` at each start.\n");
     let mut line = |key: &str, value: &str| {
         writeln!(text, "{key}: {value}").expect("a String takes every text")
@@ -158,6 +200,16 @@ pub(crate) fn config(data: &Path, port: u16) -> String {
     // A worker that is frozen or cut off is noticed after 12 s instead of 5 min.
     line("ping_interval", &quoted("5s"));
     line("ping_max", "2");
+    // For the watcher of lost connections alone, so it may do nothing else. With a system account and nothing else the
+    // server lets everybody else into the global account as before, without credentials.
+    writeln!(
+        text,
+        "accounts {{ \"$SYS\": {{ users: [ {{ user: {}, password: {}, permissions: {{ publish: {{ deny: \">\" }}, \
+         subscribe: {{ allow: [ \"$SYS.ACCOUNT.*.CONNECT\", \"$SYS.ACCOUNT.*.DISCONNECT\" ] }} }} }} ] }} }}",
+        quoted(SYSTEM_USER),
+        quoted(system_password)
+    )
+    .expect("a String takes every text");
     let store = quoted(&data.join("nats").to_string_lossy());
     // `always`: what is acknowledged survives a power cut. The sizes cover the streams' limits, which the server
     // reserves, whatever the disk has free: its default of 3/4 of the disk refuses them on a small one.
@@ -188,9 +240,10 @@ max_pending: 256MB
 write_deadline: \"10s\"
 ping_interval: \"5s\"
 ping_max: 2
+accounts { \"$SYS\": { users: [ { user: \"fresco-watch\", password: \"secret\", permissions: { publish: { deny: \">\" }, subscribe: { allow: [ \"$SYS.ACCOUNT.*.CONNECT\", \"$SYS.ACCOUNT.*.DISCONNECT\" ] } } } ] } }
 jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 256MB, max_file: 32GB }
 ";
-        assert_eq!(config(Path::new("/d/a \"b\""), 4333), expected);
+        assert_eq!(config(Path::new("/d/a \"b\""), 4333, "secret"), expected);
     }
 
     #[test]
@@ -217,6 +270,27 @@ jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 
         assert_ne!(second, first);
         drop(taken);
         assert_eq!(port(data.path()).expect("still free"), second);
+    }
+
+    #[test]
+    fn the_system_password_is_kept_and_nobody_else_may_read_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let data = tempfile::tempdir().expect("a temporary folder");
+        let password = system_password(data.path()).expect("a writable folder");
+        assert_eq!(password.len(), 2 * PASSWORD_BYTES);
+        assert_eq!(system_password(data.path()).expect("it is there"), password);
+        let open = data.path().join("nats.conf");
+        fs::write(&open, "of an older version, for all to read").expect("a writable folder");
+        write_secret(&open, "secret").expect("a writable folder");
+        for file in ["system.password", "nats.conf"] {
+            let metadata = fs::metadata(data.path().join(file)).expect("it is there");
+            assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
+        }
+        let other = tempfile::tempdir().expect("a temporary folder");
+        assert_ne!(
+            system_password(other.path()).expect("a writable folder"),
+            password
+        );
     }
 
     /// A program that answers `--version` like a nats-server.

@@ -8,17 +8,18 @@ use std::{
     time::Duration,
 };
 
-use messaging::{Bus, BusConfig};
-use protocol::{Role, topology::Topology};
+use messaging::Bus;
+use protocol::topology::Topology;
 use service::exit::Failure;
 use tokio::sync::{mpsc, watch};
 
 use super::{
     cannot_write,
     ready::{self, Probe},
+    roster::Member,
     supervisor::{Ending, Event},
 };
-use crate::{args::UpArgs, nats::shown, terminal};
+use crate::{args::UpArgs, nats::shown, terminal, watch::keeper};
 
 /// A broker that someone else runs is there or is not.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -30,11 +31,13 @@ pub(crate) struct Outside {
     /// The command line.
     pub(crate) args: UpArgs,
     /// The broker.
+    pub(crate) bus: Bus,
+    /// Where it is.
     pub(crate) nats_urls: Vec<String>,
     /// Of the gateway.
     pub(crate) listen: SocketAddr,
-    /// The workers and their processes.
-    pub(crate) processes: watch::Receiver<Vec<(String, Option<u32>)>>,
+    /// The services' processes.
+    pub(crate) roster: watch::Receiver<Vec<Member>>,
     /// To the supervisor.
     pub(crate) events: mpsc::Sender<Event>,
     /// Why the supervisor was told to stop, when it was told from here.
@@ -51,18 +54,10 @@ impl Outside {
         }
     }
 
-    /// Sets the streams up, after each connection anew: somebody may have emptied the broker's store.
+    /// Sets the streams up and keeps them; returns only when something cannot be used.
     async fn bring_up(&self) -> Result<(), Failure> {
-        let config = BusConfig::new(
-            self.nats_urls.clone(),
-            self.args.prefix.clone(),
-            Role::Operator,
-        );
-        let bus = Bus::connect(&config)
-            .await
-            .map_err(|error| Failure::unusable(&error))?;
         if !self.args.nats_urls.is_empty()
-            && tokio::time::timeout(CONNECT_MAX, bus.connected())
+            && tokio::time::timeout(CONNECT_MAX, self.bus.connected())
                 .await
                 .is_err()
         {
@@ -71,32 +66,26 @@ impl Outside {
                 "--nats-url {urls}: no NATS server answers there"
             )));
         }
-        let topology = Topology::new(&self.args.prefix);
-        let mut connection = bus.connection();
-        let mut announced = false;
-        loop {
-            let epoch = connection.borrow_and_update().epoch;
-            ready::provision(&bus, &topology)
-                .await
-                .map_err(|error| Failure::unusable(&error))?;
-            self.events.send(Event::BrokerReady).await.ok();
-            if !announced {
-                self.announce(&bus).await?;
-                announced = true;
+        let topology = Topology::with(&self.args.prefix, self.args.times.options(1));
+        ready::provision(&self.bus, &topology)
+            .await
+            .map_err(|error| Failure::unusable(&error))?;
+        self.events.send(Event::BrokerReady).await.ok();
+        let keep = keeper::keep(&self.bus, &topology, |line| terminal::note(line));
+        let announce = async {
+            match self.announce().await {
+                Ok(()) => std::future::pending().await,
+                Err(failure) => Err(failure),
             }
-            // The sender lives as long as `bus`.
-            if connection
-                .wait_for(|now| now.up && now.epoch > epoch)
-                .await
-                .is_err()
-            {
-                return Ok(());
-            }
+        };
+        tokio::select! {
+            () = keep => Ok(()),
+            failed = announce => failed,
         }
     }
 
     /// Waits for the fleet and tells the user how to use it.
-    async fn announce(&self, bus: &Bus) -> Result<(), Failure> {
+    async fn announce(&self) -> Result<(), Failure> {
         // No proxy: it is our own child on this machine.
         let client = reqwest::Client::builder()
             .no_proxy()
@@ -106,8 +95,8 @@ impl Outside {
         let gateway = reachable(self.listen);
         let probe = Probe {
             gateway,
-            bus: bus.clone(),
-            workers: self.processes.clone(),
+            bus: self.bus.clone(),
+            roster: self.roster.clone(),
         };
         probe
             .wait(&client, |missing| {

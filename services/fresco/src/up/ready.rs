@@ -6,6 +6,8 @@ use messaging::{Bus, ProvisionError};
 use protocol::{WorkerState, topology::Topology};
 use tokio::{sync::watch, time::sleep};
 
+use super::roster::Member;
+
 /// How often readiness is asked for: a start takes seconds, nobody notices a fifth of one.
 const POLL: Duration = Duration::from_millis(200);
 /// A broker that has just started may refuse for a moment, and a cluster elects for up to 8 s; then a refusal is
@@ -44,8 +46,8 @@ pub(crate) struct Probe {
     pub(crate) gateway: SocketAddr,
     /// Lists the workers.
     pub(crate) bus: Bus,
-    /// Names and, while they run, processes of the workers.
-    pub(crate) workers: watch::Receiver<Vec<(String, Option<u32>)>>,
+    /// The services' processes.
+    pub(crate) roster: watch::Receiver<Vec<Member>>,
 }
 
 impl Probe {
@@ -78,11 +80,10 @@ impl Probe {
                 .any(|worker| worker.process == process && takes_work(worker.state))
         };
         let missing: Vec<String> = {
-            let workers = self.workers.borrow();
-            let missing = workers
-                .iter()
-                .filter(|(_, process)| !process.is_some_and(is_ready));
-            missing.map(|(name, _)| name.clone()).collect()
+            let roster = self.roster.borrow();
+            let workers = roster.iter().filter(|member| member.is_worker());
+            let missing = workers.filter(|worker| !worker.process.is_some_and(is_ready));
+            missing.map(|worker| worker.name.clone()).collect()
         };
         if !missing.is_empty() {
             return Some(missing.join(", "));

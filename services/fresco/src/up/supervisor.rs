@@ -18,6 +18,8 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
 pub const STABLE_AFTER: Duration = Duration::from_secs(60);
 /// So many deaths of one child in a row, before the fleet was ever ready, end the start: 0.2 + 0.4 + 0.8 + 1.6 s.
 pub const START_ATTEMPTS_MAX: u32 = 5;
+/// A life shorter than this cannot have missed three probes 2 s apart: the one that hung was the one before it.
+pub const HANG_MIN: Duration = Duration::from_secs(4);
 /// From the wish to stop until services are killed; they are told a shorter grace period.
 pub const SERVICES_STOP_MAX: Duration = Duration::from_millis(4_000);
 /// From the wish to stop until everything left is killed; the promise to the user is 5 s.
@@ -62,6 +64,8 @@ pub enum Event {
     FleetReady,
     /// A child ended.
     Exited(ChildId, Exit),
+    /// A child does not answer any more.
+    Hung(ChildId),
     /// Everything shall stop, for this reason.
     Stop(Ending),
     /// The instant of [`Supervisor::next_timer`] has come.
@@ -169,6 +173,7 @@ impl Supervisor {
                 }
             }
             Event::Exited(id, exit) => self.exited(id, exit, now, &mut actions),
+            Event::Hung(id) => self.hung(id, now, &mut actions),
             Event::Stop(ending) => self.stop(ending, now, &mut actions),
             Event::Timer => self.restart_due(now, &mut actions),
         }
@@ -247,6 +252,16 @@ impl Supervisor {
         let pause = backoff(child.deaths);
         child.life = Life::Backoff { until: now + pause };
         actions.push(Action::ReportDeath(id, exit, pause));
+    }
+
+    /// Its end is an exit like any other: it is started again.
+    fn hung(&self, id: ChildId, now: Instant, actions: &mut Vec<Action>) {
+        let Life::Running { since } = self.children[id.0].life else {
+            return;
+        };
+        if self.is_up() && now.duration_since(since) >= HANG_MIN {
+            actions.push(Action::Kill(id));
+        }
     }
 
     fn stop(&mut self, ending: Ending, now: Instant, actions: &mut Vec<Action>) {

@@ -243,3 +243,31 @@ fn a_broker_that_dies_is_restarted_like_any_other() {
     fleet.at(0, Event::Exited(BROKER, KILLED));
     assert_eq!(fleet.at(200, Event::Timer), [Action::Start(BROKER)]);
 }
+
+#[test]
+fn a_child_that_hangs_is_killed_and_started_again() {
+    let mut fleet = Fleet::serving();
+    assert_eq!(
+        fleet.at(9_000, Event::Hung(DENOISER)),
+        [Action::Kill(DENOISER)]
+    );
+    let report = Action::ReportDeath(DENOISER, KILLED, BACKOFF_MIN);
+    assert_eq!(fleet.at(9_010, Event::Exited(DENOISER, KILLED)), [report]);
+    assert_eq!(
+        fleet.at(9_100, Event::Hung(DENOISER)),
+        [],
+        "it does not run"
+    );
+    assert_eq!(fleet.at(9_210, Event::Timer), [Action::Start(DENOISER)]);
+    assert_eq!(
+        fleet.at(9_300, Event::Hung(DENOISER)),
+        [],
+        "the one before it hung"
+    );
+    fleet.at(20_000, Event::Stop(Ending::Asked));
+    assert_eq!(
+        fleet.at(20_010, Event::Hung(GATEWAY)),
+        [],
+        "a stop has deadlines of its own"
+    );
+}

@@ -1,0 +1,104 @@
+//! Asks each service whether it lives, and tells the supervisor which one hangs. `pulse` decides.
+
+use std::{net::SocketAddr, time::Duration};
+
+use messaging::Bus;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    pulse::{Action, Answer, Pulse, Question},
+    roster::Member,
+    supervisor::{ChildId, Event},
+};
+use crate::terminal;
+
+/// How often a service is asked, and how long it may think: with three silences a hung one is ended after 6 s.
+pub(crate) const PERIOD: Duration = Duration::from_secs(2);
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub(crate) struct Checkup {
+    /// Tells where workers answer.
+    pub(crate) bus: Bus,
+    /// This machine, as presence names it.
+    pub(crate) host: String,
+    /// Where the gateway answers.
+    pub(crate) gateway: SocketAddr,
+    /// The processes.
+    pub(crate) roster: watch::Receiver<Vec<Member>>,
+    /// To the supervisor.
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+impl Checkup {
+    /// Looks after the service `id` until the supervisor is gone.
+    pub(crate) async fn watch(self, id: ChildId) {
+        // No proxy: it is our own child on this machine. No kept connections: a thawed process would answer old ones.
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(PERIOD)
+            .pool_max_idle_per_host(0);
+        let client = match client.build() {
+            Ok(client) => client,
+            Err(error) => return tracing::error!(%error, "services are not looked after"),
+        };
+        let (mut pulse, mut known) = (Pulse::default(), None);
+        let mut period = interval(PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = period.tick() => {}
+                () = self.events.closed() => return,
+            }
+            let Some((name, process)) = self.process(id) else {
+                continue;
+            };
+            // Kept: the entry of a worker that hangs runs out.
+            if known.is_none_or(|(of, _)| of != process) {
+                known = self
+                    .address(&name, process)
+                    .await
+                    .map(|address| (process, address));
+            }
+            let Some((_, address)) = known else { continue };
+            let answer = ask(&client, address, pulse.question(process)).await;
+            if let Some(Action::End) = pulse.apply(process, answer) {
+                terminal::note(format_args!("{name} does not answer: it is ended"));
+                self.events.send(Event::Hung(id)).await.ok();
+            }
+        }
+    }
+
+    fn process(&self, id: ChildId) -> Option<(String, u32)> {
+        let roster = self.roster.borrow();
+        let member = roster.iter().find(|member| member.id == id)?;
+        Some((member.name.clone(), member.process?))
+    }
+
+    async fn address(&self, name: &str, process: u32) -> Option<SocketAddr> {
+        if name == super::fleet::GATEWAY {
+            return Some(self.gateway);
+        }
+        let workers = self.bus.workers().await.ok()?;
+        let mut workers = workers.into_iter();
+        let is_it = |worker: &protocol::WorkerPresence| {
+            worker.process == process && worker.host == self.host
+        };
+        workers.find(is_it)?.health_address
+    }
+}
+
+async fn ask(client: &reqwest::Client, address: SocketAddr, question: Question) -> Answer {
+    let path = match question {
+        Question::Ready => "readyz",
+        Question::Alive => "livez",
+    };
+    match client.get(format!("http://{address}/{path}")).send().await {
+        Ok(answer) if answer.status().is_success() => Answer::Yes,
+        Ok(_) => Answer::No,
+        Err(_) => Answer::Silence,
+    }
+}

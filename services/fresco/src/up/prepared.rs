@@ -1,0 +1,194 @@
+//! Everything that has to be there before the first child starts: the data folder, the programs, the addresses, the
+//! broker's configuration.
+
+use std::{
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use messaging::{Bus, BusConfig};
+use protocol::Role;
+use service::exit::Failure;
+
+use super::{
+    cannot_write,
+    fleet::{self, Surroundings},
+    folder::DataFolder,
+    log,
+    nats_server::{self, Places},
+    remove_if_there,
+    run::{ChildSpec, Launch},
+    supervisor::Layer,
+};
+use crate::args::UpArgs;
+
+/// Everything that has to be there before the first child starts.
+pub(crate) struct Prepared {
+    pub(crate) folder: DataFolder,
+    pub(crate) fresco: PathBuf,
+    pub(crate) children: Vec<ChildSpec>,
+    pub(crate) nats_urls: Vec<String>,
+    /// Of the broker that we start; others' we have no credentials for.
+    pub(crate) system_url: Option<String>,
+    pub(crate) listen: SocketAddr,
+    pub(crate) gateway_health: SocketAddr,
+}
+
+impl Prepared {
+    pub(crate) async fn new(args: &UpArgs) -> Result<Self, Failure> {
+        if let Some(model) = &args.model
+            && !model.is_dir()
+        {
+            let text = format!("--model {}: no such folder", model.display());
+            return Err(Failure::Unusable(text));
+        }
+        let fresco = std::env::current_exe().map_err(|error| Failure::failed(&error))?;
+        let programs = match &args.bin_dir {
+            Some(folder) => folder.clone(),
+            None => fresco.parent().unwrap_or(Path::new("/")).to_owned(),
+        };
+        let folder = DataFolder::take(&args.data)
+            .await
+            .map_err(|error| Failure::unusable(&error))?;
+        if let Some(file) = &args.url_file {
+            remove_if_there(file)?;
+        }
+        let (listen, gateway_health) = free_addresses(args.listen)?;
+        let mut children = Vec::new();
+        let mut nats_urls = args.nats_urls.clone();
+        let mut system_url = None;
+        if nats_urls.is_empty() {
+            let broker = embedded_broker(args, &fresco, folder.path()).await?;
+            children.push(broker.child);
+            nats_urls.push(broker.url);
+            system_url = Some(broker.system_url);
+        }
+        let surroundings = Surroundings {
+            programs,
+            nats_urls,
+            listen,
+            gateway_health,
+        };
+        children.extend(fleet::services(args, &surroundings));
+        let is_missing =
+            |child: &&ChildSpec| child.layer == Layer::Service && !child.program.is_file();
+        if let Some(missing) = children.iter().find(is_missing) {
+            let program = missing.program.display();
+            let text = format!(
+                "{program} is missing: build all services, for example with `cargo build --bins`"
+            );
+            return Err(Failure::Unusable(text));
+        }
+        let prepared = Self {
+            folder,
+            fresco,
+            children,
+            nats_urls: surroundings.nats_urls,
+            system_url,
+            listen,
+            gateway_health,
+        };
+        for path in prepared.log_paths() {
+            fs::File::create(&path).map_err(|error| cannot_write(&path, &error))?;
+        }
+        Ok(prepared)
+    }
+
+    /// Starts to connect; the broker is there later.
+    pub(crate) async fn connect(&self, args: &UpArgs) -> Result<Bus, Failure> {
+        let urls = self.nats_urls.clone();
+        let config = BusConfig::new(urls, args.prefix.clone(), Role::Operator);
+        Bus::connect(&config)
+            .await
+            .map_err(|error| Failure::unusable(&error))
+    }
+
+    pub(crate) fn launch(&self) -> Result<Launch, Failure> {
+        let hold = self
+            .folder
+            .hold()
+            .map_err(|error| Failure::failed(&error))?;
+        Ok(Launch {
+            fresco: self.fresco.clone(),
+            logs: self.folder.logs(),
+            hold,
+        })
+    }
+
+    pub(crate) fn log_paths(&self) -> Vec<PathBuf> {
+        let logs = self.folder.logs();
+        self.children
+            .iter()
+            .map(|child| log::path(&logs, &child.name))
+            .collect()
+    }
+
+    pub(crate) fn names(&self) -> String {
+        self.children
+            .iter()
+            .map(|child| child.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
+
+/// A broker of our own.
+struct Broker {
+    child: ChildSpec,
+    url: String,
+    /// With the credentials of its system account.
+    system_url: String,
+}
+
+async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Broker, Failure> {
+    let here = std::env::current_dir().ok();
+    let cache = args
+        .cache
+        .clone()
+        .or_else(|| Some(std::env::home_dir()?.join(".cache/fresco")));
+    let near = fresco
+        .parent()
+        .map(Path::to_owned)
+        .into_iter()
+        .chain(here)
+        .collect();
+    let places = Places {
+        given: args.nats_server.clone(),
+        near,
+        cache,
+    };
+    let program = nats_server::find(&places)
+        .await
+        .map_err(|error| Failure::unusable(&error))?;
+    let port = nats_server::port(data).map_err(|error| Failure::failed(&error))?;
+    let password = nats_server::system_password(data).map_err(|error| Failure::failed(&error))?;
+    let config = data.join("nats.conf");
+    nats_server::write_secret(&config, &nats_server::config(data, port, &password))
+        .map_err(|error| cannot_write(&config, &error))?;
+    let user = nats_server::SYSTEM_USER;
+    Ok(Broker {
+        child: fleet::broker(program, &config),
+        url: format!("nats://127.0.0.1:{port}"),
+        system_url: format!("nats://{user}:{password}@127.0.0.1:{port}"),
+    })
+}
+
+/// `wanted` and one for the gateway's probes, with real ports for port 0: a gateway that is restarted keeps them.
+fn free_addresses(wanted: SocketAddr) -> Result<(SocketAddr, SocketAddr), Failure> {
+    let bind = |wanted| {
+        let listener = TcpListener::bind(wanted)?;
+        Ok((listener.local_addr()?, listener))
+    };
+    let bound = bind(wanted).map_err(|error: io::Error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            let another = SocketAddr::new(wanted.ip(), 0);
+            Failure::Unusable(format!("--listen {wanted}: address is in use: give another one, such as {another} for a free port"))
+        }
+        _ => Failure::Unusable(format!("--listen {wanted}: {error}")),
+    })?;
+    // While the first one is held: they must not be the same.
+    let probes = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let probes = probes.map_err(|error: io::Error| Failure::failed(&error))?;
+    Ok((bound.0, probes.0))
+}
