@@ -6,6 +6,7 @@ use std::{
 };
 
 use integration::{
+    binary,
     fleet::{Engine, Fleet, Size, until},
     http::{self, Answer},
 };
@@ -108,6 +109,45 @@ async fn a_poison_prompt_is_given_up_and_everything_else_goes_on() {
     let text = failed.body["error"]["message"].as_str().unwrap();
     assert!(text.contains(&letter.output.to_string()), "{text}");
     fleet.until_idle(3).await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_can_be_replayed_once_the_poison_is_gone() {
+    let fleet = fleet(2, QUICK).await;
+    fleet.script(&[poison(FaultStage::Denoise, Fault::Fail)]);
+    let failed = http::generate(&fleet.gateway, &request("a poison", 4)).await;
+    assert_eq!(failed.error().0, "attempts_exhausted");
+    let letter = fleet.bus.dead_letters().await.unwrap().remove(0);
+
+    fleet.script(&[]);
+    let replay = std::process::Command::new(binary("fresco"))
+        .args(["dead", "replay", &letter.output.to_string()])
+        .args(["--nats-url", &fleet.broker.url(), "--prefix", "e2e"])
+        .args(["--gateway", &fleet.gateway])
+        .output()
+        .unwrap();
+    let told = String::from_utf8(replay.stdout).unwrap();
+    assert!(replay.status.success(), "{told}");
+    let job: JobId = told
+        .split(|c: char| !c.is_ascii_hexdigit())
+        .filter_map(|word| word.parse().ok())
+        .find(|job| *job != letter.output.job)
+        .expect("the new job is named");
+    let url = format!("{}/v1/images/jobs/{job}", fleet.gateway);
+    let done = until("the replayed job is done", || async {
+        let answer = http::get(&url).await;
+        (answer.body["status"] == "completed").then_some(answer.body)
+    })
+    .await;
+    assert_eq!(done["outputs"][0]["seed"], json!(7));
+    assert_eq!(fleet.bus.dead_letters().await.unwrap(), []);
+    let calls = fleet
+        .counter(Role::ArBatcher, "fresco_ar_engine_calls")
+        .await;
+    assert_eq!(calls, 1, "the prior tokens were in the letter");
+    // The old output has its result, and keeps it.
+    let old = fleet.bus.result(letter.output).await.unwrap().unwrap();
+    assert_eq!(old.outcome.unwrap_err().code, ErrorCode::AttemptsExhausted);
 }
 
 /// Restarts each denoiser that dies, as a supervisor does, until the answer is there.
