@@ -3,11 +3,16 @@
 
 #[path = "../../shared/messaging/tests/common/mod.rs"]
 pub mod broker;
+pub mod cluster;
 pub mod fleet;
 pub mod http;
 pub mod process;
 
-use std::path::PathBuf;
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    sync::atomic::{AtomicU16, Ordering},
+};
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
@@ -15,6 +20,21 @@ pub fn root() -> PathBuf {
     here.parent()
         .expect("tests/ lies in the repository")
         .to_owned()
+}
+
+/// Ports for what is killed and comes back. Below the range from which the system draws clients' ends of connections:
+/// one of those could take the port while its server is away.
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+    static DRAWN: AtomicU16 = AtomicU16::new(0);
+    // Harnesses that run beside each other start in different places.
+    let start = u16::try_from(std::process::id() % u32::from(COUNT)).expect("below 10,000");
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..COUNT)
+        .map(|_| FIRST + start.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .find(free)
+        .expect("one of 10,000 ports is free")
 }
 
 /// The tiny checkpoint.
@@ -25,10 +45,12 @@ pub fn tiny_model() -> PathBuf {
 /// A built binary of the profile that the tests were built in.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
+    // Tests lie in <profile>/deps, programs of ours in <profile>.
     let profile = test
-        .parent()
-        .and_then(|deps| deps.parent())
-        .expect("tests lie in <profile>/deps");
+        .ancestors()
+        .skip(1)
+        .find(|folder| !folder.ends_with("deps"))
+        .expect("a program lies in a folder");
     let binary = profile.join(name);
     assert!(
         binary.exists(),

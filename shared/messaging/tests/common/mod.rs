@@ -51,10 +51,17 @@ impl Broker {
 
     /// With a system account, for [`Broker::system_url`]; everybody else needs no credentials, as without one.
     pub fn start_with_system_account() -> Self {
-        let accounts = format!(
-            r#"accounts {{ "$SYS": {{ users: [ {{ user: {SYSTEM_USER}, password: {SYSTEM_PASSWORD} }} ] }} }}"#
-        );
-        Self::start_with(&format!("{CONFIG}{accounts}\n"))
+        Self::start_with(&format!("{CONFIG}{}\n", system_account()))
+    }
+
+    /// On a port that the caller has picked, with these lines added: a node of a cluster, say. A broker that is to
+    /// be killed needs a port that no client's own end of a connection can take while it is away.
+    pub fn start_at(port: u16, more_config: &str) -> Self {
+        let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
+        let config = format!("{CONFIG}{}\n{more_config}\n", system_account());
+        std::fs::write(config_file(&dir), config).expect("the configuration can be written");
+        let (child, port) = spawn(&dir, i32::from(port));
+        Self { dir, port, child }
     }
 
     fn start_with(config: &str) -> Self {
@@ -98,6 +105,16 @@ impl Broker {
         self.child.wait().expect("a server told to end ends");
     }
 
+    /// As an operator ends a node of a cluster: leaders move away first, then clients. It ends by itself.
+    pub fn lame_duck(&self) {
+        self.signal(Signal::SIGUSR2);
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it was started").is_some()
+    }
+
     /// Frozen: connections stay, nothing answers.
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
@@ -119,6 +136,12 @@ impl Drop for Broker {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+fn system_account() -> String {
+    format!(
+        r#"accounts {{ "$SYS": {{ users: [ {{ user: {SYSTEM_USER}, password: {SYSTEM_PASSWORD} }} ] }} }}"#
+    )
 }
 
 /// The server that set-up has put in place.
