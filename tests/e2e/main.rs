@@ -4,6 +4,7 @@
 
 mod bad_requests;
 mod check_model;
+mod cluster;
 mod life;
 mod picture;
 mod replay;

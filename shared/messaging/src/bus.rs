@@ -144,13 +144,11 @@ impl Bus {
     /// The record of `job`.
     pub async fn job(&self, job: JobId) -> Result<Option<JobRecord>, BusError> {
         let bucket = &self.shared.topology.jobs.name;
-        let stored = self
-            .last(
-                &bucket_stream(bucket),
-                &bucket_subject(bucket, &job.to_string()),
-            )
-            .await?;
-        let Some(stored) = stored else {
+        let (stream, subject) = (
+            bucket_stream(bucket),
+            bucket_subject(bucket, &job.to_string()),
+        );
+        let Some(stored) = self.last_or_absent(&stream, &subject).await? else {
             return Ok(None);
         };
         let what = || format!("record of {job}");
@@ -317,7 +315,7 @@ impl Bus {
         output: OutputId,
     ) -> Result<Option<NatsMessage>, BusError> {
         let subject = self.prefix().subject(&Subject::Result(output));
-        self.last(&self.shared.topology.results.name, &subject)
+        self.last_or_absent(&self.shared.topology.results.name, &subject)
             .await
     }
 

@@ -7,6 +7,7 @@
 //! | module       | does                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `bus`        | the connection; reads of results, records and workers                   |
+//! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `upkeep`     | keeps them there                                                        |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
@@ -28,6 +29,7 @@
 
 mod bus;
 mod connection;
+mod copies;
 mod dead;
 mod ends;
 mod error;

@@ -1,6 +1,6 @@
 //! What the queues themselves say: how much waits, how much is held, who is free. And how to take something out of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
@@ -60,28 +60,9 @@ impl Bus {
 
     /// Which outputs of `job` have a result. One small answer, whatever the pictures weigh.
     pub async fn ended_outputs(&self, job: JobId) -> Result<BTreeSet<OutputIndex>, BusError> {
-        #[derive(Deserialize)]
-        struct Info {
-            state: State,
-        }
-        #[derive(Deserialize)]
-        struct State {
-            #[serde(default)]
-            subjects: Option<HashMap<String, u64>>,
-        }
-        let stream = &self.topology().results.name;
-        let request = serde_json::json!({ "subjects_filter": self.prefix().result_pattern(job) });
-        let info = self
-            .api::<Info>(
-                stream,
-                format!("STREAM.INFO.{stream}"),
-                request.to_string().into(),
-            )
-            .await?;
-        let info = info.ok_or_else(|| BusError::Missing {
-            what: format!("stream {stream}"),
-        })?;
-        let subjects = info.state.subjects.unwrap_or_default();
+        let pattern = self.prefix().result_pattern(job);
+        let subjects = self.subjects(&self.topology().results.name, &pattern);
+        let subjects = subjects.await?;
         let index = |subject: &String| match self.prefix().parse(subject) {
             Ok(Subject::Result(output)) => Some(output.index),
             _ => None,
