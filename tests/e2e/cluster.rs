@@ -1,6 +1,11 @@
-//! Three brokers: a copy that is behind tells no lies.
+//! Three brokers, of which any may die or be rolled: nothing is lost, and a copy that is behind tells no lies.
 
-use integration::cluster::{self, Cluster};
+use std::time::Duration;
+
+use integration::{
+    chaos::{Config, Logs, Servers, run},
+    cluster::{self, Cluster},
+};
 use messaging::{Bus, BusConfig};
 use protocol::{
     ErrorCode, JobError, JobId, OutputIndex, OutputResult, OutputTimings, Prefix, Role,
@@ -39,4 +44,21 @@ async fn what_is_stored_is_found_at_once_whichever_copy_is_asked() {
         missed += u32::from(found.is_none());
     }
     assert_eq!(missed, 0);
+}
+
+#[tokio::test]
+async fn every_job_ends_once_while_leaders_are_killed_and_nodes_are_rolled() {
+    let report = run(&Config {
+        seed: 20_261_130,
+        requests: 150,
+        faults: 0,
+        broker_kills: 2,
+        clients: 8,
+        lasts: Duration::from_secs(20),
+        servers: Servers::Cluster,
+        logs: Logs::OfViolations,
+    })
+    .await;
+    println!("{report}");
+    assert!(report.violations.is_empty(), "{report}");
 }

@@ -3,10 +3,12 @@
 
 #[path = "../../shared/messaging/tests/common/mod.rs"]
 pub mod broker;
+pub mod chaos;
 pub mod cluster;
 pub mod fleet;
 pub mod http;
 pub mod process;
+pub mod recipe;
 
 use std::{
     net::TcpListener,
