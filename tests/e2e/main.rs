@@ -6,6 +6,7 @@ mod bad_requests;
 mod chaos;
 mod check_model;
 mod cluster;
+mod fence;
 mod life;
 mod picture;
 mod replay;
