@@ -5,6 +5,7 @@
 pub mod broker;
 pub mod chaos;
 pub mod cluster;
+pub mod failover;
 pub mod fleet;
 pub mod http;
 pub mod process;
