@@ -1,5 +1,5 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
-.PHONY: help setup demo up test lint ci goldens clean
+.PHONY: help setup demo up test chaos cluster failover lint ci goldens clean
 
 # Where infra/setup links nats-server, cargo-nextest and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
@@ -8,6 +8,9 @@ help:
 	@echo "make demo     build, start a small fleet, paint a picture, stop it"
 	@echo "make up       the same fleet, until Ctrl-C"
 	@echo "make test     all tests"
+	@echo "make chaos    thousands of requests while everything is killed and frozen; SEED=n again"
+	@echo "make cluster  the same on three brokers whose leaders are killed and rolled"
+	@echo "make failover how long a job is without a worker when its own goes away"
 	@echo "make lint     format, spelling, unused dependencies, clippy, docs, licences"
 	@echo "make ci       what CI runs: lint and test"
 	@echo "make setup    only what the others do first: libtorch and nats-server into the cache"
@@ -32,6 +35,19 @@ test: setup
 	cargo build --locked --workspace --bins
 	cargo nextest run --locked --workspace
 	cargo test --locked --workspace --doc
+
+# Programs of the tests, because they take minutes; they start the binaries beside them. Without SEED, the clock's.
+CHAOS = cargo build --locked --workspace --bins && target/debug/chaos $(if $(SEED),--seed $(SEED))
+
+chaos: setup
+	$(CHAOS)
+
+cluster: setup
+	$(CHAOS) --cluster --requests 1000 --faults 0 --broker-faults 6 --seconds 120
+
+failover: setup
+	cargo build --locked --workspace --bins
+	target/debug/failover
 
 lint:
 	.ci/run lint
