@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod bad_requests;
+mod cancel;
 mod check_model;
 mod life;
 mod picture;
