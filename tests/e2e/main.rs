@@ -5,6 +5,7 @@
 mod bad_requests;
 mod cancel;
 mod check_model;
+mod deadline;
 mod life;
 mod picture;
 mod replay;
