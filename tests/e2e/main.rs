@@ -10,5 +10,6 @@ mod idempotency;
 mod life;
 mod picture;
 mod replay;
+mod rolling;
 mod up;
 mod worker_loss;

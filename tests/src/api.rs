@@ -31,18 +31,6 @@ impl Api {
         }
     }
 
-    /// Takes a new connection for each request.
-    pub fn forgetful(url: &str) -> Self {
-        let client = Client::builder()
-            .timeout(ANSWER_WITHIN)
-            .pool_max_idle_per_host(0)
-            .build();
-        Self {
-            client: client.expect("a client without TLS can be made"),
-            url: url.to_owned(),
-        }
-    }
-
     /// The gateway's address.
     pub fn url(&self) -> &str {
         &self.url
