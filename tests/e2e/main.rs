@@ -6,6 +6,7 @@ mod bad_requests;
 mod cancel;
 mod check_model;
 mod deadline;
+mod flood;
 mod idempotency;
 mod life;
 mod picture;
