@@ -3,12 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod bad_requests;
+mod cancel;
 mod chaos;
 mod check_model;
 mod cluster;
+mod deadline;
 mod fence;
+mod flood;
+mod idempotency;
 mod life;
 mod picture;
 mod replay;
+mod rolling;
 mod up;
 mod worker_loss;

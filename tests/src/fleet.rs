@@ -13,7 +13,7 @@ use protocol::{
 use replay::{Rule, Rules, Table};
 use tempfile::TempDir;
 
-use crate::{binary, broker::Broker, http, process::Process, tiny_model};
+use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
@@ -147,6 +147,52 @@ impl Fleet {
             let workers = self.bus.workers().await.ok()?;
             let of = |role| workers.iter().filter(idle(role)).count();
             (of(Role::Denoiser) >= denoisers && of(Role::ArBatcher) >= 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Starts one more gateway, with these flags besides the usual ones, and waits until it is ready.
+    pub async fn start_gateway(&self, name: &str, flags: &[&str]) -> (Process, Api) {
+        let file = self.folder.path().join(format!("{name}.address"));
+        let file_text = file.to_str().expect("paths of tests are text");
+        let url = self.broker.url();
+        let fixed = [
+            ["--nats-url", url.as_str()],
+            ["--prefix", "e2e"],
+            ["--listen", "127.0.0.1:0"],
+            ["--listen-file", file_text],
+        ]
+        .concat();
+        let binary = binary("fresco-gateway");
+        let flags = [&fixed, flags].concat();
+        let process = Process::start(&binary, name, &flags, self.folder.path());
+        let address = until("the gateway listens", || async {
+            fs::read_to_string(&file).ok()
+        });
+        let api = Api::new(&format!("http://{}", address.await));
+        until("the gateway is ready", || async {
+            api.readiness().await?.is_success().then_some(())
+        })
+        .await;
+        (process, api)
+    }
+
+    /// Starts one more worker of the fleet's kind, for a test to keep.
+    pub fn start_worker(&self, role: Role, name: &str) -> Process {
+        let program = match role {
+            Role::ArBatcher => "fresco-ar-batcher",
+            Role::Denoiser => "fresco-denoiser",
+            Role::Gateway | Role::Operator => panic!("{role} is no worker"),
+        };
+        worker(program, name, &self.worker_flags, &self.folder)
+    }
+
+    /// Waits until both queues are empty: nothing waits and nothing is held.
+    pub async fn until_queues_empty(&self) {
+        until("the queues are empty", || async {
+            let queues = self.bus.queues().await.ok()?;
+            let messages = [queues.ar, queues.denoise].map(|depth| depth.queued + depth.held);
+            (messages == [0, 0]).then_some(())
         })
         .await;
     }

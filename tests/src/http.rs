@@ -1,6 +1,6 @@
 //! HTTP as a client sees it.
 
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, Response, StatusCode, header::HeaderMap};
 use serde_json::Value;
 
 /// A status and a JSON body.
@@ -8,16 +8,33 @@ use serde_json::Value;
 pub struct Answer {
     /// HTTP status.
     pub status: StatusCode,
+    /// As they came.
+    pub headers: HeaderMap,
     /// The body; `Null` when it was no JSON.
     pub body: Value,
 }
 
 impl Answer {
     async fn of(response: Response) -> Self {
-        let status = response.status();
-        let bytes = response.bytes().await.expect("the body arrives");
+        Self::read(response).await.expect("the body arrives")
+    }
+
+    pub(crate) async fn read(response: Response) -> reqwest::Result<Self> {
+        let (status, headers) = (response.status(), response.headers().clone());
+        let bytes = response.bytes().await?;
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-        Self { status, body }
+        Ok(Self {
+            status,
+            headers,
+            body,
+        })
+    }
+
+    /// The job that it is about.
+    #[track_caller]
+    pub fn id(&self) -> String {
+        let id = self.body["id"].as_str();
+        id.unwrap_or_else(|| panic!("no id: {self:?}")).to_owned()
     }
 
     /// The pictures of a good answer, whole.

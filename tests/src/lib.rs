@@ -1,6 +1,7 @@
 //! The harness of the end-to-end tests: a real nats-server, the real binaries, the tiny checkpoint. Nothing here
 //! stands in for a part of the product.
 
+pub mod api;
 #[path = "../../shared/messaging/tests/common/mod.rs"]
 pub mod broker;
 pub mod chaos;

@@ -55,7 +55,8 @@ impl Gateway {
         Order::new(request, &admission)
     }
 
-    /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline.
+    /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline. A gateway
+    /// that stops takes what was on its way to it: whoever sent it could not know, and `/readyz` tells the next ones.
     pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
         if !self.bus.connection().borrow().up {
             return Err(ApiError::new(
@@ -65,6 +66,7 @@ impl Gateway {
         }
         match self.health.snapshot() {
             Readiness::Ready => Ok(()),
+            Readiness::NotReady(_) if self.stopping.is_cancelled() => Ok(()),
             Readiness::NotReady(reason) => Err(ApiError::new(ErrorCode::NotReady, &reason)),
         }
     }

@@ -2,11 +2,15 @@
 
 use std::time::Instant;
 
-use protocol::Role;
+use protocol::{Role, WorkerState};
 use reqwest::Method;
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
-use crate::deployment::{Deployment, GENERATIONS, JSON, next_job, result, send, until};
+use crate::deployment::{Deployment, GENERATIONS, JSON, next_job, result, send, until, work_once};
 
 async fn reason(gateway: &crate::deployment::TestGateway) -> String {
     let reply = gateway.get("/readyz").await;
@@ -122,6 +126,51 @@ async fn a_request_in_flight_is_answered_before_the_gateway_ends() {
     );
     let (reply, (), ()) = tokio::join!(request, work, gateway.running.finish());
     assert_eq!(reply.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn a_request_that_was_on_its_way_when_the_gateway_stops_is_served() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&["--grace-s=15"]).await;
+    let mut queue = deployment.ar_queue().await;
+    let token = gateway.shutdown.token.clone();
+    let body = br#"{"prompt":"p"}"#;
+    let head = format!(
+        "POST {GENERATIONS} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\nexpect: 100-continue\r\n\r\n",
+        body.len()
+    );
+    let address = gateway.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let ask = async {
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut goes_on = [0; 25];
+        stream.read_exact(&mut goes_on).await.unwrap();
+        assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+        token.cancel();
+        until("the news", || async {
+            let workers = deployment.bus.workers().await.unwrap();
+            let stops = |state| state == WorkerState::Draining;
+            workers.iter().any(|worker| stops(worker.state))
+        })
+        .await;
+        stream.write_all(body).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let serve = async {
+        let (answer, ()) = tokio::join!(ask, async {
+            work_once(&deployment, &mut queue, &[]).await;
+        });
+        answer
+    };
+    let finish = async {
+        token.cancelled().await;
+        gateway.running.finish().await;
+    };
+    let (answer, ()) = tokio::join!(serve, finish);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }
 
 #[tokio::test]
