@@ -262,7 +262,7 @@ async fn race(api: Api, race: Arc<Race>) {
         let headers = [("idempotency-key", key.as_str())];
         let job = api.submit_with(&request, &headers).await;
         let mut ended = Vec::new();
-        if i % BYSTANDER_EVERY == 0 {
+        if i.is_multiple_of(BYSTANDER_EVERY) {
             ended.push((api.submit(&request).await, "completed".to_owned()));
         }
         let cancel = async {
@@ -272,7 +272,7 @@ async fn race(api: Api, race: Arc<Race>) {
                 .unwrap()
                 .to_owned()
         };
-        let status = if i % 2 == 0 {
+        let status = if i.is_multiple_of(2) {
             cancel.await
         } else {
             // Another client that wants the same picture, and waits for it.
