@@ -5,7 +5,7 @@ use std::time::Duration;
 use messaging::{Bus, BusError};
 use protocol::{ErrorCode, JobId};
 use service::{Health, clock::unix_millis, exit::chain, health::Readiness};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -30,6 +30,8 @@ pub(crate) struct Gateway {
     pub(crate) jobs: Jobs,
     pub(crate) turns: Turns,
     pub(crate) health: Health,
+    /// The broker is silent and was not a moment ago: a new job is worth a try.
+    pub(crate) patient: watch::Receiver<bool>,
     pub(crate) address: Address,
     pub(crate) counters: Counters,
     pub(crate) result_ttl: ResultTtl,
@@ -55,7 +57,8 @@ impl Gateway {
         Order::new(request, &admission)
     }
 
-    /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline. A gateway
+    /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline. While a
+    /// cluster elects, jobs wait for the new leader instead: the publish is tried for longer than that. A gateway
     /// that stops takes what was on its way to it: whoever sent it could not know, and `/readyz` tells the next ones.
     pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
         if !self.bus.connection().borrow().up {
@@ -66,7 +69,9 @@ impl Gateway {
         }
         match self.health.snapshot() {
             Readiness::Ready => Ok(()),
-            Readiness::NotReady(_) if self.stopping.is_cancelled() => Ok(()),
+            Readiness::NotReady(_) if self.stopping.is_cancelled() || *self.patient.borrow() => {
+                Ok(())
+            }
             Readiness::NotReady(reason) => Err(ApiError::new(ErrorCode::NotReady, &reason)),
         }
     }

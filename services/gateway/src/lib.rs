@@ -51,7 +51,7 @@ use protocol::Role;
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, oneshot},
+    sync::{Semaphore, oneshot, watch},
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -105,7 +105,9 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
     let (health, counters, probes) = serve_probes(config.shell.health_listen, &shutdown).await?;
     let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
     let result_ttl = ResultTtl::default();
+    let (patient, patient_seen) = watch::channel(false);
     let watch = Watch {
+        patient,
         bus: bus.clone(),
         health: health.clone(),
         results: results.clone(),
@@ -136,8 +138,9 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         jobs,
         turns: Turns::default(),
         health,
+        patient: patient_seen,
         address: Address {
-            public: config.public_url,
+            public: config.public_url.clone(),
             bound: address,
         },
         counters,
@@ -148,11 +151,8 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         picture_answers: Semaphore::new(PICTURE_ANSWERS_MAX),
     };
     let served = serve(&Arc::new(gateway), listener, &shutdown);
-    if let Some(file) = &config.listen_file {
-        write_whole(file, &address.to_string())?;
-    }
-    let job_timeout_s = config.job_timeout.as_secs_f64();
-    tracing::info!(%address, %probes, prefix = %bus.prefix(), job_timeout_s, "serving");
+    announce(&config, address)?;
+    tracing::info!(%address, %probes, prefix = %bus.prefix(), "serving");
     Ok(Running {
         address,
         probes,
@@ -163,6 +163,15 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         effects,
         served,
     })
+}
+
+/// Tells whoever waits for the file where the API is.
+fn announce(config: &Config, address: SocketAddr) -> anyhow::Result<()> {
+    tracing::info!(?config, "starting");
+    match &config.listen_file {
+        Some(file) => write_whole(file, &address.to_string()),
+        None => Ok(()),
+    }
 }
 
 async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {

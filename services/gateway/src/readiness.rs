@@ -4,10 +4,13 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use messaging::{Bus, Presence, Queues, Results};
+use messaging::{Bus, BusError, Presence, ProvisionError, Queues, Results};
 use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use service::{Health, exit::chain, health::Readiness};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -21,9 +24,15 @@ const READINESS_PERIOD: Duration = Duration::from_secs(1);
 /// One look: as many requests as there are streams, consumers and buckets. The bus gives up on one after 2 s.
 const READINESS_LOOK_TIME_MAX: Duration = Duration::from_secs(3);
 
+/// How long new jobs are still taken while the broker is connected and silent: a cluster elects for 4 to 8 s, and a
+/// publish is tried for longer than this. `/readyz` tells the truth meanwhile.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
 /// Looks and shows.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    /// Whether a new job is worth a try although the gateway is not ready.
+    pub(crate) patient: watch::Sender<bool>,
     pub(crate) bus: Bus,
     pub(crate) health: Health,
     pub(crate) results: Results,
@@ -45,6 +54,15 @@ pub(crate) struct Own {
     pub(crate) health_address: SocketAddr,
 }
 
+/// Why one look found nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Unseen {
+    /// The broker did not say: it elects, or restarts.
+    Silent(String),
+    /// What it said is wrong.
+    Wrong(String),
+}
+
 /// What one look found.
 struct Seen {
     workers: Vec<WorkerPresence>,
@@ -60,7 +78,7 @@ impl Watch {
         let mut ticks = interval(READINESS_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut connection = self.bus.connection();
-        let mut presence = None;
+        let (mut presence, mut ready_at) = (None, None);
         loop {
             let found = tokio::select! {
                 () = self.stop.cancelled() => break,
@@ -68,7 +86,14 @@ impl Watch {
             };
             // Before the streams are there nobody could see it.
             let streams_are_there = found.is_ok();
+            let silent = matches!(found, Err(Unseen::Silent(_)));
             let found = self.take_in(found);
+            let now = Instant::now();
+            if found == Readiness::Ready {
+                ready_at = Some(now);
+            }
+            self.patient
+                .send_replace(silent && ready_at.is_some_and(|at| now < at + SILENCE_MAX));
             if streams_are_there || presence.is_some() {
                 self.show(&mut presence, &found);
             }
@@ -92,10 +117,12 @@ impl Watch {
     }
 
     /// Hands on what was seen, and judges it.
-    fn take_in(&self, found: Result<Seen, String>) -> Readiness {
+    fn take_in(&self, found: Result<Seen, Unseen>) -> Readiness {
         let seen = match found {
             Ok(seen) => seen,
-            Err(reason) => return Readiness::NotReady(reason),
+            Err(Unseen::Silent(reason) | Unseen::Wrong(reason)) => {
+                return Readiness::NotReady(reason);
+            }
         };
         if let Some(result_ttl) = seen.result_ttl {
             self.result_ttl.set(result_ttl);
@@ -157,22 +184,34 @@ fn note(health: &Health, found: Readiness) {
 }
 
 /// What is there, or what is missing.
-async fn look(bus: &Bus, topology: &Topology) -> Result<Seen, String> {
+async fn look(bus: &Bus, topology: &Topology) -> Result<Seen, Unseen> {
     if !bus.connection().borrow().up {
-        return Err("the message broker is not connected".to_owned());
+        let reason = "the message broker is not connected";
+        return Err(Unseen::Silent(reason.to_owned()));
     }
     let look = async {
-        bus.verify(topology).await.map_err(|error| chain(&error))?;
+        bus.verify(topology).await?;
         let seen = tokio::try_join!(bus.workers(), bus.queues(), bus.result_ttl());
-        let (workers, queues, result_ttl) = seen.map_err(|error| chain(&error))?;
+        let (workers, queues, result_ttl) = seen?;
         Ok(Seen {
             workers,
             queues,
             result_ttl,
         })
     };
-    let timed = timeout(READINESS_LOOK_TIME_MAX, look).await;
-    timed.unwrap_or_else(|_| Err("the message broker does not answer in time".to_owned()))
+    match timeout(READINESS_LOOK_TIME_MAX, look).await {
+        Ok(looked) => looked.map_err(|error| unseen(&error)),
+        Err(_) => Err(Unseen::Silent(
+            "the message broker does not answer in time".to_owned(),
+        )),
+    }
+}
+
+fn unseen(error: &ProvisionError) -> Unseen {
+    match error {
+        ProvisionError::Bus(BusError::Unavailable { .. }) => Unseen::Silent(chain(error)),
+        _ => Unseen::Wrong(chain(error)),
+    }
 }
 
 /// Ready with at least one worker of each role that takes work, and with results that outlive their jobs.
