@@ -24,11 +24,15 @@ impl Drop for TelemetryGuard {
     }
 }
 
+/// warp calls every client that leaves early an error; nobody can act on one. A `--log` that names the module itself
+/// brings it back.
+const QUIET: &str = "warp::server::run=off";
+
 /// Starts logging to stderr and installs the propagator of W3C trace headers. Call it once, first in `main`.
 pub fn init(role: &'static str, args: &ShellArgs) -> Result<TelemetryGuard, Failure> {
     let unusable = |text: String| Failure::Unusable(format!("--log {}: {text}", args.log_filter));
-    let filter =
-        EnvFilter::try_new(&args.log_filter).map_err(|error| unusable(error.to_string()))?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{}", args.log_filter))
+        .map_err(|error| unusable(error.to_string()))?;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false);
