@@ -43,12 +43,16 @@ const SLOW: Table = Table {
 };
 
 async fn fleet(denoisers: usize, table: Table) -> Fleet {
-    let fleet = Fleet::start(Size {
+    fleet_with(denoisers, table, &[]).await
+}
+
+async fn fleet_with(denoisers: usize, table: Table, flags: &[&str]) -> Fleet {
+    let size = Size {
         denoisers,
         ack_wait: ACK_WAIT,
         engine: Engine::Replay(table),
-    });
-    let fleet = fleet.await;
+    };
+    let fleet = Fleet::start_with(size, flags).await;
     fleet.script(&[]);
     fleet
 }
@@ -184,8 +188,39 @@ async fn a_prompt_that_kills_its_workers_does_so_three_times_and_no_more() {
 
 #[tokio::test]
 async fn a_prompt_that_kills_its_batcher_costs_its_companions_one_batch() {
-    let mut fleet = fleet(1, QUICK).await;
-    fleet.script(&[poison(FaultStage::Prior, Fault::Abort)]);
+    let fleet = fleet(1, QUICK).await;
+    batcher_killed_by(fleet, Fault::Abort).await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_breaks_the_ar_engine_costs_its_companions_one_batch() {
+    let fleet = fleet(1, QUICK).await;
+    batcher_killed_by(fleet, Fault::Panic).await;
+}
+
+/// A device that hangs is noticed by its silence.
+const STALL: [&str; 2] = ["--stall-max-s", "1"];
+
+#[tokio::test]
+async fn a_prompt_that_hangs_the_ar_engine_costs_its_companions_one_batch() {
+    let fleet = fleet_with(1, QUICK, &STALL).await;
+    batcher_killed_by(fleet, Fault::Hang).await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_hangs_its_denoisers_does_so_three_times_and_no_more() {
+    let mut fleet = fleet_with(2, QUICK, &STALL).await;
+    fleet.script(&[poison(FaultStage::Denoise, Fault::Hang)]);
+    let job = in_background(&fleet, vec![request("a poison", 4)]);
+    let (answer, _) = supervised(&mut fleet, job).await;
+    assert_eq!(answer.error().0, "attempts_exhausted");
+    let letter = fleet.bus.dead_letters().await.unwrap().remove(0);
+    let counted = letter.attempts.iter().filter(|a| a.counts());
+    assert_eq!(counted.count(), 3);
+}
+
+async fn batcher_killed_by(mut fleet: Fleet, fault: Fault) {
+    fleet.script(&[poison(FaultStage::Prior, fault)]);
     let requests = ["a fox", "a poison", "an owl"].map(|prompt| request(prompt, 1));
     let mut jobs = in_background(&fleet, requests.to_vec());
     let (mut answers, mut deaths) = (Vec::new(), 0);
@@ -387,6 +422,51 @@ async fn a_life_tells_where_an_output_is_and_who_tried() {
         life.counted(WorkStage::Denoise).count(),
         1,
         "only the one that is still open"
+    );
+}
+
+#[tokio::test]
+async fn a_batcher_that_is_told_to_stop_is_no_failure_of_its_outputs() {
+    let slow_ar = Table {
+        ar: ArTimes {
+            batch_ms: 2_000.0,
+            row_ms: 0.0,
+        },
+        ..QUICK
+    };
+    let mut fleet = fleet(1, slow_ar).await;
+    let mut wide = request("a fox", 1);
+    wide["n"] = json!(3);
+    let job = in_background(&fleet, vec![wide]);
+    fleet.until_ar_runs().await;
+    fleet.ar_batcher.terminate(Duration::from_secs(5)).await;
+    fleet.replace_ar_batcher();
+    let answer = job.join_all().await.remove(0);
+    for image in answer.data() {
+        let output: OutputId = image["id"].as_str().unwrap().parse().unwrap();
+        let life = fleet.bus.life(output).await.unwrap().unwrap();
+        let prior = || life.attempts.iter().filter(|a| a.stage == WorkStage::Prior);
+        assert_eq!(prior().count(), 2, "{life:?}");
+        assert!(prior().all(|attempt| !attempt.counts()), "{life:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_is_away_is_no_failure_of_the_outputs() {
+    let mut fleet = fleet(1, SLOW).await;
+    let job = in_background(&fleet, vec![request("a fox", 30)]);
+    let (_, output) = fleet.until_painting().await;
+    fleet.broker.kill();
+    tokio::time::sleep(ACK_WAIT + Duration::from_secs(2)).await;
+    fleet.broker.start_again();
+    let answer = job.join_all().await.remove(0);
+    assert_eq!(answer.data().len(), 1);
+    let life = fleet.bus.life(output).await.unwrap().unwrap();
+    let counted: Vec<_> = life.counted(WorkStage::Denoise).collect();
+    // The last one is still open: its end is the result.
+    assert!(
+        counted.iter().all(|attempt| attempt.outcome.is_none()),
+        "{life:?}"
     );
 }
 

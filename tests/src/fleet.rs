@@ -74,6 +74,11 @@ fn prefix() -> Prefix {
 impl Fleet {
     /// Starts everything and waits until the gateway is ready and every worker is idle.
     pub async fn start(size: Size) -> Self {
+        Self::start_with(size, &[]).await
+    }
+
+    /// The same with these flags for every worker besides.
+    pub async fn start_with(size: Size, flags: &[&str]) -> Self {
         let broker = Broker::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
         let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
@@ -103,6 +108,7 @@ impl Fleet {
             .map(str::to_owned)
             .into_iter()
             .chain(engine_flags)
+            .chain(flags.iter().map(ToString::to_string))
             .collect();
         let worker = |program, name: &str| worker(program, name, &worker_flags, &folder);
         let ar_batcher = worker("fresco-ar-batcher", "ar-batcher");

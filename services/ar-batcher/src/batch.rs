@@ -6,7 +6,7 @@ use futures::future::join_all;
 use messaging::Bus;
 use protocol::{LifeEvent, OutputId, Progress, Stage, WorkStage, WorkerId};
 use service::clock::unix_millis;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, RowOutcome, checked};
@@ -21,7 +21,14 @@ pub(crate) struct Batch {
     pub(crate) worker: WorkerId,
     pub(crate) batch: PriorBatch,
     pub(crate) stop: CancellationToken,
+    /// How long the engine may say nothing.
+    pub(crate) stall_max: Duration,
 }
+
+/// The engine said nothing for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("no progress for {} s", .0.as_secs_f64())]
+struct Stalled(Duration);
 
 /// What became of a row.
 pub(crate) enum RowEnd {
@@ -43,6 +50,7 @@ impl Batch {
             worker,
             batch: PriorBatch { size, rows },
             stop,
+            stall_max,
         } = self;
         let started = join_all(rows.iter().map(|row| {
             let (stage, worker) = (WorkStage::Prior, worker.clone());
@@ -64,11 +72,16 @@ impl Batch {
         if run.is_empty() {
             return Ok(ends);
         }
+        if stop.is_cancelled() {
+            return Err(EngineError::Stopped);
+        }
         let outputs: Vec<OutputId> = run.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
+        let silence = stalled(watched.clone(), stall_max);
         let call = engine.run(PriorBatch { size, rows: run }, progress, stop);
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
+            () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
             never = report(&bus, &outputs, watched) => match never {},
         };
         let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
@@ -77,6 +90,16 @@ impl Batch {
             .zip(outcomes.into_iter().map(RowEnd::Ran));
         ends.extend(ran);
         Ok(ends)
+    }
+}
+
+/// Returns when the engine has said nothing for `stall_max`. A batch that was told to stop counts as well.
+async fn stalled(mut progress: watch::Receiver<BatchProgress>, stall_max: Duration) {
+    while let Ok(changed) = timeout(stall_max, progress.changed()).await {
+        if changed.is_err() {
+            // The batch has ended, and says how.
+            std::future::pending::<()>().await;
+        }
     }
 }
 

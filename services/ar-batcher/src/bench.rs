@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use batching::Others;
+use futures::future::join_all;
 use messaging::{BusError, Fence, Membership};
 use protocol::{
     DeadLetter, DeadMessage, LifeEvent, OutputId, OutputLife, OutputResult, Role, WorkStage,
@@ -49,6 +50,26 @@ impl Bench<'_> {
                 tracing::info!(%output, %refusal, "event in the output's life is refused");
                 self.counters.refused.inc();
                 Ok(None)
+            }
+        }
+    }
+
+    /// Signs attempts off that were no failures. Refused, and rightly, once somebody else has started.
+    pub(crate) fn given_back(
+        &self,
+        outputs: Vec<OutputId>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (bus, worker) = (self.member.bus.clone(), self.member.id.clone());
+        async move {
+            let signed_off = outputs.iter().map(|output| {
+                let (stage, worker) = (WorkStage::Prior, worker.clone());
+                let event = LifeEvent::GivenBack { stage, worker };
+                bus.advance(*output, event, unix_millis())
+            });
+            for (output, signed_off) in outputs.iter().zip(join_all(signed_off).await) {
+                if let Err(error) = signed_off {
+                    tracing::debug!(%output, %error, "attempt is not signed off");
+                }
             }
         }
     }
@@ -116,6 +137,7 @@ impl Bench<'_> {
             Rest::Keep => return Some(held),
             Rest::Ack => held.lease.ack().await,
             Rest::GiveBack => held.lease.nak(Some(REST)),
+            Rest::LetGo => held.lease.abandon(),
         }
         None
     }

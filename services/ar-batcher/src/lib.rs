@@ -157,7 +157,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         },
         engine,
         limits,
-        failures_max: args.retry.failures_max,
+        retry: args.retry,
         health: health.clone(),
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),

@@ -20,6 +20,8 @@ pub(crate) struct Held {
     pub(crate) span: tracing::Span,
     pub(crate) lease: Lease,
     held_since: UnixMillis,
+    /// Another batcher is known to hold the message as well.
+    foreign: bool,
     /// Outputs not yet fanned out or answered.
     open: BTreeMap<OutputIndex, OpenOutput>,
 }
@@ -58,6 +60,7 @@ impl Held {
             span: tracing::Span::current(),
             lease,
             held_since,
+            foreign: false,
             open,
         }
     }
@@ -176,6 +179,12 @@ impl Held {
         }
     }
 
+    /// Another batcher has started on `output`: it holds the message by now.
+    pub(crate) fn park_for_another(&mut self, output: OutputId) {
+        self.foreign = true;
+        self.park(output);
+    }
+
     /// `output` is on its way or answered.
     pub(crate) fn settle(&mut self, output: OutputId) {
         self.open.remove(&output.index);
@@ -185,10 +194,12 @@ impl Held {
     pub(crate) fn rest(&self) -> Rest {
         if self.open.is_empty() {
             Rest::Ack
-        } else if self.open.values().all(|open| open.parked) {
-            Rest::GiveBack
-        } else {
+        } else if !self.open.values().all(|open| open.parked) {
             Rest::Keep
+        } else if self.foreign {
+            Rest::LetGo
+        } else {
+            Rest::GiveBack
         }
     }
 }
@@ -200,6 +211,8 @@ pub(crate) enum Rest {
     Keep,
     /// Every output is on its way or answered.
     Ack,
-    /// What is left is another worker's.
+    /// What is left is another worker's to try.
     GiveBack,
+    /// Another worker has it.
+    LetGo,
 }

@@ -137,9 +137,11 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         counters,
         health: health.clone(),
         stop: shutdown.token.clone(),
+        tracker: shutdown.tracker.clone(),
         patience: Patience {
             attempts_max: args.retry.attempts_max,
             failures_max: args.retry.failures_max,
+            stall_max: args.retry.stall_max,
         },
     });
     let outcome = worker.run(queue).await;

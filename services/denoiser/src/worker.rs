@@ -13,7 +13,7 @@ use protocol::{
 };
 use service::{DeviceThread, DeviceThreadDied, Health, clock::unix_millis, exit::chain};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
 
 use crate::{
@@ -42,8 +42,10 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct Patience {
     /// With an output.
     pub(crate) attempts_max: u32,
-    /// With its own engine.
+    /// With its own engine, until a self-test.
     pub(crate) failures_max: u32,
+    /// With a device that says nothing.
+    pub(crate) stall_max: Duration,
 }
 
 pub(crate) struct Worker<'a> {
@@ -52,7 +54,9 @@ pub(crate) struct Worker<'a> {
     pub(crate) counters: Counters,
     pub(crate) health: Health,
     pub(crate) stop: CancellationToken,
+    tracker: TaskTracker,
     attempts_max: u32,
+    stall_max: Duration,
     breaker: Breaker,
 }
 
@@ -63,6 +67,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) counters: Counters,
     pub(crate) health: Health,
     pub(crate) stop: CancellationToken,
+    pub(crate) tracker: TaskTracker,
     pub(crate) patience: Patience,
 }
 
@@ -74,6 +79,7 @@ impl<'a> Worker<'a> {
             counters,
             health,
             stop,
+            tracker,
             patience,
         } = parts;
         Self {
@@ -82,7 +88,9 @@ impl<'a> Worker<'a> {
             counters,
             health,
             stop,
+            tracker,
             attempts_max: patience.attempts_max,
+            stall_max: patience.stall_max,
             breaker: Breaker::new(patience.failures_max),
         }
     }
@@ -135,12 +143,14 @@ impl<'a> Worker<'a> {
                 return Ok(());
             }
         };
-        let facts = match self.facts(output).await {
-            Ok(facts) => facts,
-            Err(error) => {
+        // What asks the broker is dropped when the worker is to stop, and the lease with it: back at once.
+        let facts = match self.stop.run_until_cancelled(self.facts(output)).await {
+            Some(Ok(facts)) => facts,
+            Some(Err(error)) => {
                 self.rest(output, &error, lease);
                 return Ok(());
             }
+            None => return Ok(()),
         };
         let asking = Asking {
             worker: &self.member.id,
@@ -158,7 +168,10 @@ impl<'a> Worker<'a> {
                 tracing::info!(%output, "left to another worker");
                 lease.nak(Some(REST));
             }
-            Decision::GiveUp => self.give_up(job, facts.life, lease).await,
+            Decision::GiveUp => {
+                let give_up = self.give_up(job, facts.life, lease);
+                self.stop.run_until_cancelled(give_up).await;
+            }
         }
         Ok(())
     }
@@ -208,30 +221,56 @@ impl<'a> Worker<'a> {
             stage: WorkStage::Denoise,
             worker: self.member.id.clone(),
         };
-        if let Err(error) = self.advance(job.output, started).await {
-            self.rest(job.output, &error, lease);
-            return Ok(());
-        }
-        self.paint(Arc::new(job), lease, &watch).await
-    }
-
-    /// Moves the output's life on; an event that cannot follow is counted and changes nothing: the fence decides.
-    async fn advance(&self, output: OutputId, event: LifeEvent) -> Result<(), BusError> {
-        let bus = &self.member.bus;
-        if let Err(refusal) = bus.advance(output, event, unix_millis()).await? {
-            tracing::info!(%output, %refusal, "event in the output's life is refused");
-            self.counters.refused.inc();
+        let advanced = self.advance(job.output, started);
+        match self.stop.run_until_cancelled(advanced).await {
+            Some(Ok(_)) => return self.paint(Arc::new(job), lease, &watch).await,
+            // Its start may be stored all the same.
+            Some(Err(error)) => {
+                self.sign_off(job.output);
+                self.rest(job.output, &error, lease);
+            }
+            None => self.note_given_back(job.output).await,
         }
         Ok(())
     }
 
-    /// The same for what is only worth a try: the life tells less without it, and nothing is lost.
-    async fn note(&self, output: OutputId, event: LifeEvent) {
-        match timeout(LAST_WORDS_MAX, self.advance(output, event)).await {
-            Ok(Ok(())) => {}
+    /// Moves the output's life on; says whether the event could follow. One that cannot is counted and changes
+    /// nothing: the fence decides.
+    async fn advance(&self, output: OutputId, event: LifeEvent) -> Result<bool, BusError> {
+        let bus = &self.member.bus;
+        let Err(refusal) = bus.advance(output, event, unix_millis()).await? else {
+            return Ok(true);
+        };
+        tracing::info!(%output, %refusal, "event in the output's life is refused");
+        self.counters.refused.inc();
+        Ok(false)
+    }
+
+    fn given_back(&self) -> LifeEvent {
+        LifeEvent::GivenBack {
+            stage: WorkStage::Denoise,
+            worker: self.member.id.clone(),
+        }
+    }
+
+    /// Signs an attempt off that was no failure, by a worker that stops: worth a try, the life only tells less
+    /// without it.
+    async fn note_given_back(&self, output: OutputId) {
+        match timeout(LAST_WORDS_MAX, self.advance(output, self.given_back())).await {
+            Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(%output, %error, "attempt is not signed off"),
             Err(_) => tracing::debug!(%output, "attempt is not signed off in time"),
         }
+    }
+
+    /// The same by a worker that goes on: beside its work. Refused, and rightly, once somebody else has started.
+    fn sign_off(&self, output: OutputId) {
+        let (bus, event) = (self.member.bus.clone(), self.given_back());
+        self.tracker.spawn(async move {
+            if let Err(error) = bus.advance(output, event, unix_millis()).await {
+                tracing::debug!(%output, %error, "attempt is not signed off");
+            }
+        });
     }
 
     async fn refuse(&self, job: &DenoiseJob, error: JobError, lease: Lease) {
@@ -279,6 +318,7 @@ impl<'a> Worker<'a> {
             }
             None => {
                 self.counters.given_back.inc();
+                self.note_given_back(output).await;
                 return lease.nak(None);
             }
         }

@@ -37,7 +37,7 @@ pub(crate) enum Settlement {
 /// What the worker loop knows of a held message.
 #[derive(Debug, Clone)]
 pub(crate) struct Hold {
-    /// Changes when the same message is delivered once more.
+    /// Changes when the same message is delivered once more; empty once it is gone with its stream.
     pub(crate) reply: String,
     pub(crate) lost: bool,
 }
@@ -142,6 +142,11 @@ impl Lease {
         self.let_go(Settlement::Nak(delay));
     }
 
+    /// The message is somebody else's by now: nothing is said about it, since acks are not bound to a delivery.
+    pub fn abandon(self) {
+        self.let_go(Settlement::Done);
+    }
+
     /// The message can never be worked on: it goes, and the server tells `reason` to who listens.
     pub fn term(self, reason: &str) {
         self.let_go(Settlement::Term(reason.to_owned()));
@@ -162,6 +167,10 @@ impl Lease {
 
     /// By request: the client's own double ack takes "no responders" for an answer.
     async fn try_ack(&self) -> bool {
+        if self.ack_subject().is_empty() {
+            // Gone with its stream: there is nothing to acknowledge.
+            return true;
+        }
         let request = self
             .bus
             .request(self.ack_subject(), None, Bytes::from_static(b"+ACK"));

@@ -37,7 +37,8 @@ const UNTAKEN_MAX: Duration = Duration::from_secs(1);
 /// Most messages one queue holds at once: an AR batch of 128 requests on the engine and the next one waiting.
 pub const HELD_MAX: usize = 256;
 
-/// A message's place in its stream: the one name of it that stays through redeliveries.
+/// The loop's own number of a message, the same through redeliveries. Not the stream's: a stream that was made anew
+/// counts from 1 again, and its first message is not the one that was held under that number.
 pub(crate) type Sequence = u64;
 
 /// What happened.

@@ -33,8 +33,16 @@ use crate::{
     work_queue::{Command, Delivery},
 };
 
+/// Where and when the server stored a message. The place alone is not enough: see [`Sequence`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stored {
+    sequence: u64,
+    at_nanos: i128,
+}
+
 /// The shell's side of a held message.
 struct HoldEntry {
+    stored: Stored,
     hold: watch::Sender<Hold>,
     claimed: Arc<AtomicBool>,
 }
@@ -54,6 +62,8 @@ pub(crate) struct WorkerLoop {
     deliveries: mpsc::Sender<Delivery>,
     state: PullState,
     holds: HashMap<Sequence, HoldEntry>,
+    /// Numbers given to messages so far.
+    numbered: Sequence,
     closers: Vec<oneshot::Sender<()>>,
 }
 
@@ -86,6 +96,7 @@ impl WorkerLoop {
             deliveries,
             state: PullState::new(info.config.ack_wait),
             holds: HashMap::new(),
+            numbered: 0,
             closers: Vec::new(),
         })
     }
@@ -160,9 +171,12 @@ impl WorkerLoop {
     async fn receive_message(&mut self, message: NatsMessage) {
         let context = jetstream::new(self.bus.client().clone());
         let message = jetstream::Message { message, context };
-        let (sequence, delivered) = match message.info() {
+        let (stored, delivered) = match message.info() {
             Ok(info) => (
-                info.stream_sequence,
+                Stored {
+                    sequence: info.stream_sequence,
+                    at_nanos: info.published.unix_timestamp_nanos(),
+                },
                 u64::try_from(info.delivered).unwrap_or_default(),
             ),
             Err(error) => {
@@ -176,6 +190,7 @@ impl WorkerLoop {
             .as_ref()
             .map(ToString::to_string)
             .unwrap_or_default();
+        let sequence = self.number(stored).await;
         let event = Event::Message {
             sequence,
             reply: reply.clone(),
@@ -183,16 +198,46 @@ impl WorkerLoop {
         let actions = self.state.apply(event, now());
         for action in actions {
             if action == (Action::Deliver { sequence }) {
-                self.deliver(sequence, delivered, &reply, &message).await;
+                self.deliver((sequence, stored), delivered, &reply, &message)
+                    .await;
             } else {
                 self.act(action).await;
             }
         }
     }
 
+    /// The number of a held message that is delivered again, or a new one.
+    async fn number(&mut self, stored: Stored) -> Sequence {
+        let held = self
+            .holds
+            .iter()
+            .find(|(_, entry)| entry.stored.sequence == stored.sequence)
+            .map(|(number, entry)| (*number, entry.stored == stored));
+        match held {
+            Some((number, true)) => return number,
+            Some((number, false)) => self.void(number).await,
+            None => {}
+        }
+        self.numbered += 1;
+        self.numbered
+    }
+
+    /// The stream was made anew and the place of a held message is another one's: nothing may be said about it any
+    /// more.
+    async fn void(&mut self, number: Sequence) {
+        tracing::warn!("a held message is gone with its stream");
+        if let Some(entry) = self.holds.remove(&number) {
+            entry.hold.send_replace(Hold {
+                reply: String::new(),
+                lost: true,
+            });
+        }
+        self.apply(Event::Settled { sequence: number }).await;
+    }
+
     async fn deliver(
         &mut self,
-        sequence: Sequence,
+        (sequence, stored): (Sequence, Stored),
         delivered: u64,
         reply: &str,
         message: &NatsMessage,
@@ -223,6 +268,7 @@ impl WorkerLoop {
         self.holds.insert(
             sequence,
             HoldEntry {
+                stored,
                 hold,
                 claimed: Arc::clone(&claimed),
             },

@@ -96,6 +96,19 @@ pub struct RetryArgs {
     /// Failures of the engine in a row after which the worker takes no work until a self-test succeeds
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub failures_max: u32,
+
+    /// Seconds without any progress of the engine after which it counts as hung and the process ends; longer than one
+    /// denoising step or one prefill may take
+    #[arg(long = "stall-max-s", value_name = "SECONDS", default_value = "300", value_parser = some_seconds)]
+    pub stall_max: Duration,
+}
+
+/// A number of seconds above 0, fractions allowed.
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    match seconds(text)? {
+        Duration::ZERO => Err("not above 0".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 /// A number of seconds, fractions allowed.

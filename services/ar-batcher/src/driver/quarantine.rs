@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use protocol::WorkerState;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::Driver;
 use crate::engine::EngineError;
@@ -28,7 +28,12 @@ impl Driver<'_> {
         let mut pause = SELF_TEST_PAUSE_MIN;
         loop {
             sleep(pause).await;
-            match self.parts.engine.self_test().await? {
+            // An engine that hangs heals with its process, if at all.
+            let test = timeout(self.parts.retry.stall_max, self.parts.engine.self_test());
+            let tested = test
+                .await
+                .map_err(|elapsed| EngineError::Gone(elapsed.into()))?;
+            match tested? {
                 Ok(()) => break,
                 Err(error) => {
                     tracing::error!(%error, "self-test failed");

@@ -9,7 +9,10 @@ use protocol::{
     WorkerState,
 };
 use service::{DeviceThreadDied, clock::unix_millis};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
@@ -63,12 +66,18 @@ impl Worker<'_> {
                 .call(move |engine| span.in_scope(|| engine.paint(&job, &progress, &stop)))
         };
         tokio::pin!(call);
-        let painting = Painting { job, started_at };
+        let painting = Painting {
+            job,
+            started_at,
+            progress: watched.clone(),
+        };
         let interruption = tokio::select! {
             painted = &mut call => {
                 self.painted(&painting, painted?, lease).await;
                 return Ok(());
             }
+            // Its attempt stays open: the output, or the device, has to answer for it.
+            () = self.stalled(&painting) => return Err(DeviceThreadDied),
             interruption = self.interruption(&painting.job, &lease, watch) => interruption,
             never = self.report(watched) => match never {},
         };
@@ -107,10 +116,7 @@ impl Worker<'_> {
             Interruption::Draining => {
                 // At once: the step that is running may take longer than the grace period.
                 self.counters.given_back.inc();
-                let worker = self.member.id.clone();
-                let stage = WorkStage::Denoise;
-                self.note(output, LifeEvent::GivenBack { stage, worker })
-                    .await;
+                self.note_given_back(output).await;
                 lease.nak(None);
                 return Ok(());
             }
@@ -122,13 +128,16 @@ impl Worker<'_> {
                 self.counters.stopped.inc();
                 self.refuse(&painting.job, too_late(), lease).await;
             }
-            Interruption::Lost => kept = Some(lease),
+            Interruption::Lost => {
+                self.sign_off(output);
+                kept = Some(lease);
+            }
         }
-        let member = self.member;
-        member.presence.update(|now| now.held = Vec::new());
-        let stop = self.stop.clone();
-        let Some(outcome) = stop.run_until_cancelled(call).await else {
-            return Ok(());
+        self.member.presence.update(|now| now.held = Vec::new());
+        let outcome = tokio::select! {
+            outcome = call => outcome,
+            () = self.stop.cancelled() => return Ok(()),
+            () = self.stalled(painting) => return Err(DeviceThreadDied),
         };
         match (outcome?, kept) {
             // Its last step was done when it was stopped: the fence says what it is worth.
@@ -137,7 +146,8 @@ impl Worker<'_> {
                 self.counters.suppressed.inc();
             }
             // A lost message is not given back: that would take it from its new worker.
-            (Err(NotPainted::Stopped), kept) => drop(kept),
+            (Err(NotPainted::Stopped), Some(lease)) => lease.abandon(),
+            (Err(NotPainted::Stopped), None) => {}
             (Err(NotPainted::Failed(error)), _) => {
                 tracing::info!(%output, %error, "a stopped painting failed");
             }
@@ -146,7 +156,9 @@ impl Worker<'_> {
     }
 
     async fn painted(&mut self, painting: &Painting, outcome: Outcome, lease: Lease) {
-        let Painting { job, started_at } = painting;
+        let Painting {
+            job, started_at, ..
+        } = painting;
         let mut instants = Instants {
             started_at: Some(*started_at),
             denoised_at: None,
@@ -180,11 +192,34 @@ impl Worker<'_> {
             worker: self.member.id.clone(),
             error,
         };
-        if let Err(error) = self.advance(job.output, failed).await {
+        let stop = self.stop.clone();
+        match stop
+            .run_until_cancelled(self.advance(job.output, failed))
+            .await
+        {
+            // Somebody else has started on it: the message is theirs.
+            Some(Ok(false)) => return lease.abandon(),
+            Some(Ok(true)) | None => {}
             // Its attempt stays open and is found lost: it counts either way.
-            tracing::warn!(output = %job.output, %error, "failed attempt is not written down");
+            Some(Err(error)) => {
+                tracing::warn!(output = %job.output, %error, "failed attempt is not written down");
+            }
         }
         lease.nak(None);
+    }
+
+    /// Returns when the device has said nothing for too long. Steps of a stopped painting count as well.
+    async fn stalled(&self, painting: &Painting) {
+        let mut progress = painting.progress.clone();
+        progress.mark_unchanged();
+        while let Ok(changed) = timeout(self.stall_max, progress.changed()).await {
+            if changed.is_err() {
+                // The painting has ended, and says how.
+                std::future::pending::<()>().await;
+            }
+        }
+        let stall_max_s = self.stall_max.as_secs_f64();
+        tracing::error!(output = %painting.job.output, stall_max_s, "the device hangs");
     }
 
     /// Tells every step; ends never, so that the painting decides when the output is done.
@@ -197,8 +232,9 @@ impl Worker<'_> {
     }
 }
 
-/// What is being painted, and since when.
+/// What is being painted, since when, and how far it is.
 struct Painting {
     job: Arc<DenoiseJob>,
     started_at: UnixMillis,
+    progress: watch::Receiver<Progress>,
 }

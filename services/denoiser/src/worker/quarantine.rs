@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use protocol::WorkerState;
 use service::DeviceThreadDied;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::Worker;
 
@@ -28,7 +28,11 @@ impl Worker<'_> {
         loop {
             let test = async {
                 sleep(pause).await;
-                self.engine.call(|engine| engine.self_test()).await
+                let test = self.engine.call(|engine| engine.self_test());
+                // A device that hangs heals with its process, if at all.
+                timeout(self.stall_max, test)
+                    .await
+                    .map_err(|_| DeviceThreadDied)?
             };
             match stop.run_until_cancelled(test).await.transpose()? {
                 None => return Ok(()),

@@ -310,6 +310,27 @@ async fn a_frozen_broker_costs_the_lease() {
 }
 
 #[tokio::test]
+async fn a_message_of_a_stream_made_anew_is_not_taken_for_the_held_one() {
+    let site = Site::start().await;
+    let mut queue = site.queue().await;
+    site.enqueue(&denoise_job(1)).await;
+    let held = within("delivered", queue.next()).await;
+    let raw = site.raw().await;
+    raw.delete_stream("t-DN").await.unwrap();
+    site.bus.provision(&site.topology).await.unwrap();
+    // It gets the place in the stream that the held one had.
+    site.enqueue(&denoise_job(2)).await;
+    let next = within("the new one", queue.next()).await;
+    assert_eq!(output_of(&next), output(2));
+    assert!(held.lease.is_lost());
+    held.lease.ack().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(site.consumer().await.0, 1, "the new one is still held");
+    next.lease.ack().await;
+    until("acked", || async { site.stored("t-DN").await == 0 }).await;
+}
+
+#[tokio::test]
 async fn a_lost_lease_that_is_dropped_takes_nothing_from_the_next_worker() {
     let site = Site::start().await;
     let zombie_bus = connect(&site.broker, Role::Denoiser).await;
