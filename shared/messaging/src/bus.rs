@@ -1,4 +1,4 @@
-//! The connection to the broker and what is read from it: results, job records, workers.
+//! The connection to the broker: requests, messages without storage, and the last message of a subject.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -7,10 +7,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use futures::StreamExt;
-use protocol::{
-    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerId,
-    WorkerPresence, decode, encode, topology::Topology,
-};
+use protocol::{Prefix, Progress, Role, Subject, WorkerId, encode, topology::Topology};
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
@@ -22,9 +19,6 @@ use crate::{
 /// One try of a request. Longer than any pause of a healthy broker, shorter than an election (4 to 8 s): a request
 /// into an election fails and is tried again rather than waiting on a leader that is gone.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Most workers that [`Bus::workers`] lists; the broker answers at most this many keys at once.
-const WORKERS_MAX: u32 = 1_024;
 
 /// Where the broker is and who calls.
 #[derive(Debug, Clone)]
@@ -119,47 +113,6 @@ impl Bus {
             .expect("the connection's state outlives the bus");
     }
 
-    /// The stored result of `output`.
-    pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
-        let Some(stored) = self.stored_result(output).await? else {
-            return Ok(None);
-        };
-        let what = || format!("result of {output}");
-        decode(&stored.payload)
-            .map(Some)
-            .map_err(|source| BusError::Decode {
-                what: what(),
-                source,
-            })
-    }
-
-    /// Whether `output` has a result.
-    pub async fn has_result(&self, output: OutputId) -> Result<bool, BusError> {
-        Ok(self
-            .ended_outputs(output.job)
-            .await?
-            .contains(&output.index))
-    }
-
-    /// The record of `job`.
-    pub async fn job(&self, job: JobId) -> Result<Option<JobRecord>, BusError> {
-        let bucket = &self.shared.topology.jobs.name;
-        let (stream, subject) = (
-            bucket_stream(bucket),
-            bucket_subject(bucket, &job.to_string()),
-        );
-        let Some(stored) = self.last_or_absent(&stream, &subject).await? else {
-            return Ok(None);
-        };
-        let what = || format!("record of {job}");
-        decode(&stored.payload)
-            .map(Some)
-            .map_err(|source| BusError::Decode {
-                what: what(),
-                source,
-            })
-    }
-
     /// Tells who listens how far an output is. Best effort: a lost one is superseded by the next.
     pub async fn report_progress(&self, progress: &Progress) {
         let subject = self.prefix().subject(&Subject::Progress(progress.output));
@@ -177,30 +130,6 @@ impl Bus {
             }
             Err(error) => tracing::error!(%error, "progress has no bytes"),
         }
-    }
-
-    /// The workers that are alive, at most 1024, in the order of their names.
-    pub async fn workers(&self) -> Result<Vec<WorkerPresence>, BusError> {
-        let bucket = &self.shared.topology.workers.name;
-        let entries = self
-            .last_of_all(
-                &bucket_stream(bucket),
-                &bucket_subject(bucket, ">"),
-                WORKERS_MAX,
-            )
-            .await?;
-        let mut workers = Vec::with_capacity(entries.len());
-        for entry in entries {
-            match decode::<WorkerPresence>(&entry.payload) {
-                Ok(worker) => workers.push(worker),
-                // A worker of another version is no reason to hide the others.
-                Err(error) => {
-                    tracing::warn!(%error, subject = %entry.subject, "presence of a worker cannot be read")
-                }
-            }
-        }
-        workers.sort_by(|a, b| a.worker.cmp(&b.worker));
-        Ok(workers)
     }
 
     /// Waits until everything sent so far is on the socket. No round trip.
@@ -308,15 +237,6 @@ impl Bus {
             Some(StatusCode::NOT_FOUND) => Ok(None),
             Some(status) => Err(refused(subject, status, &answer)),
         }
-    }
-
-    pub(crate) async fn stored_result(
-        &self,
-        output: OutputId,
-    ) -> Result<Option<NatsMessage>, BusError> {
-        let subject = self.prefix().subject(&Subject::Result(output));
-        self.last_or_absent(&self.shared.topology.results.name, &subject)
-            .await
     }
 
     /// The last message of each subject that matches `pattern`, in one request and without a consumer.

@@ -6,7 +6,8 @@
 //!
 //! | module       | does                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
-//! | `bus`        | the connection; reads of results, records and workers                   |
+//! | `bus`        | the connection                                                          |
+//! | `reads`      | results, records and workers                                            |
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `upkeep`     | keeps them there                                                        |
@@ -43,6 +44,7 @@ mod provision;
 mod publish;
 mod pull;
 mod queues;
+mod reads;
 mod results;
 mod span;
 mod system;

@@ -1,0 +1,88 @@
+//! What is read from the broker by name: results, job records, workers.
+
+use async_nats::Message as NatsMessage;
+use protocol::{JobId, JobRecord, OutputId, OutputResult, Subject, WorkerPresence, decode};
+
+use crate::{
+    bus::{Bus, bucket_stream, bucket_subject},
+    error::BusError,
+};
+
+/// Most workers that [`Bus::workers`] lists; the broker answers at most this many keys at once.
+const WORKERS_MAX: u32 = 1_024;
+
+impl Bus {
+    /// The stored result of `output`.
+    pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
+        let Some(stored) = self.stored_result(output).await? else {
+            return Ok(None);
+        };
+        let what = || format!("result of {output}");
+        decode(&stored.payload)
+            .map(Some)
+            .map_err(|source| BusError::Decode {
+                what: what(),
+                source,
+            })
+    }
+
+    /// Whether `output` has a result.
+    pub async fn has_result(&self, output: OutputId) -> Result<bool, BusError> {
+        Ok(self
+            .ended_outputs(output.job)
+            .await?
+            .contains(&output.index))
+    }
+
+    /// The record of `job`.
+    pub async fn job(&self, job: JobId) -> Result<Option<JobRecord>, BusError> {
+        let bucket = &self.topology().jobs.name;
+        let (stream, subject) = (
+            bucket_stream(bucket),
+            bucket_subject(bucket, &job.to_string()),
+        );
+        let Some(stored) = self.last_or_absent(&stream, &subject).await? else {
+            return Ok(None);
+        };
+        let what = || format!("record of {job}");
+        decode(&stored.payload)
+            .map(Some)
+            .map_err(|source| BusError::Decode {
+                what: what(),
+                source,
+            })
+    }
+
+    /// The workers that are alive, at most 1024, in the order of their names.
+    pub async fn workers(&self) -> Result<Vec<WorkerPresence>, BusError> {
+        let bucket = &self.topology().workers.name;
+        let entries = self
+            .last_of_all(
+                &bucket_stream(bucket),
+                &bucket_subject(bucket, ">"),
+                WORKERS_MAX,
+            )
+            .await?;
+        let mut workers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match decode::<WorkerPresence>(&entry.payload) {
+                Ok(worker) => workers.push(worker),
+                // A worker of another version is no reason to hide the others.
+                Err(error) => {
+                    tracing::warn!(%error, subject = %entry.subject, "presence of a worker cannot be read")
+                }
+            }
+        }
+        workers.sort_by(|a, b| a.worker.cmp(&b.worker));
+        Ok(workers)
+    }
+
+    pub(crate) async fn stored_result(
+        &self,
+        output: OutputId,
+    ) -> Result<Option<NatsMessage>, BusError> {
+        let subject = self.prefix().subject(&Subject::Result(output));
+        self.last_or_absent(&self.topology().results.name, &subject)
+            .await
+    }
+}
