@@ -8,8 +8,8 @@ use async_nats::{
 use bytes::Bytes;
 use futures::StreamExt;
 use protocol::{
-    JobId, JobRecord, OutputId, OutputResult, Prefix, Progress, Role, Subject, WorkerId,
-    WorkerPresence, decode, encode, topology::Topology,
+    ErrorCode, JobError, JobId, JobRecord, OutputId, OutputResult, OutputTimings, Prefix, Progress,
+    Role, Subject, WorkerId, WorkerPresence, decode, encode, topology::Topology,
 };
 use tokio::{sync::watch, time::timeout};
 
@@ -119,18 +119,16 @@ impl Bus {
             .expect("the connection's state outlives the bus");
     }
 
-    /// The stored result of `output`.
+    /// The stored result of `output`. One that cannot be read is an error of its own: it is the output's one result and
+    /// stays it, so that whoever waits or asks again would learn no more.
     pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
         let Some(stored) = self.stored_result(output).await? else {
             return Ok(None);
         };
-        let what = || format!("result of {output}");
-        decode(&stored.payload)
-            .map(Some)
-            .map_err(|source| BusError::Decode {
-                what: what(),
-                source,
-            })
+        Ok(Some(decode(&stored.payload).unwrap_or_else(|error| {
+            tracing::error!(%output, %error, "stored result cannot be read");
+            unreadable(output)
+        })))
     }
 
     /// Whether `output` has a result.
@@ -424,5 +422,19 @@ fn refused_code(what: &str, status: u16, answer: &NatsMessage) -> BusError {
         what: what.to_owned(),
         code: u64::from(status),
         text,
+    }
+}
+
+fn unreadable(output: OutputId) -> OutputResult {
+    OutputResult {
+        output,
+        outcome: Err(JobError::new(
+            ErrorCode::MessageInvalid,
+            "the stored result cannot be read",
+        )),
+        seed: None,
+        usage: None,
+        timings: OutputTimings::default(),
+        worker: None,
     }
 }
