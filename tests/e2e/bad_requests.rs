@@ -41,6 +41,7 @@ fn cases() -> Vec<(Value, &'static str, &'static str)> {
         (with("size", json!("axb")), "invalid_parameter", "size"),
         (with("seed", json!(-1)), "invalid_parameter", "seed"),
         (with("seed", json!(1.5)), "invalid_parameter", "seed"),
+        (with("seed", json!([1, 2])), "invalid_parameter", "seed"),
         (
             with("num_inference_steps", json!(0)),
             "invalid_parameter",
@@ -67,6 +68,11 @@ fn cases() -> Vec<(Value, &'static str, &'static str)> {
             "output_format",
         ),
         (with("colour", json!("red")), "unknown_parameter", "colour"),
+        (
+            with("image", json!("data:image/png;base64,AAAA")),
+            "unknown_parameter",
+            "image",
+        ),
     ]
 }
 

@@ -59,13 +59,14 @@ fn told_s(answer: &Answer) -> f64 {
     told.parse().unwrap()
 }
 
-/// Asks again as soon as it has its picture, so that nobody is refused and the queue is always full; when each came.
+/// Asks again as soon as it has its picture, so that hardly anybody is refused and the queue is always full; when each
+/// came.
 async fn keep_full(api: Api, stop: Arc<AtomicBool>) -> Vec<Instant> {
     let mut ends = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        let answer = api.generate(&request(ends.len()), &[]).await.unwrap();
-        if answer.status == 429 && stop.load(Ordering::Relaxed) {
-            // Somebody who was to be refused took its place.
+        let answer = api.generate_patiently(&request(ends.len()), &[]).await;
+        if answer.status == 429 {
+            // What the broker still holds for a moment of an output that has ended takes its place until the next look.
             break;
         }
         answer.data();
@@ -83,19 +84,20 @@ async fn error_of_retry_after(api: &Api) -> f64 {
     // What a gateway needs to have measured something.
     tokio::time::sleep(Duration::from_secs(6)).await;
     stop.store(true, Ordering::Relaxed);
-    let first = Instant::now();
-    let (mut told, mut let_in) = (Vec::new(), 0);
+    // Whoever was let in before the first refusal found a place that was free anyway.
+    let (mut first, mut told, mut let_in) = (None, Vec::new(), 0);
     while told.len() < OUTPUTS_MAX - 10 {
         let answer = api.generate(&request(0), &[IN_BACKGROUND]).await.unwrap();
-        if answer.status == 202 {
+        if answer.status != 202 {
+            first.get_or_insert_with(Instant::now);
+            told.push((Instant::now(), told_s(&answer)));
+        } else if first.is_some() {
             // A place got free in this very moment.
             let_in += 1;
-        } else {
-            told.push((Instant::now(), told_s(&answer)));
         }
     }
     let ends = clients.join_all().await.into_iter().flatten();
-    let mut freed: Vec<_> = ends.filter(|end| *end > first).collect();
+    let mut freed: Vec<_> = ends.filter(|end| Some(*end) > first).collect();
     freed.sort_unstable();
     let one = |((asked, told), freed): (&(Instant, f64), &Instant)| {
         // Less than a second cannot be told.
@@ -134,7 +136,7 @@ async fn pour(api: Api, flood: Arc<Flood>) {
         if i >= flood.requests {
             return;
         }
-        let answer = api.generate(&request(i), &[IN_BACKGROUND]).await.unwrap();
+        let answer = api.generate_patiently(&request(i), &[IN_BACKGROUND]).await;
         if answer.status == 202 {
             flood.accepted.lock().unwrap().push(answer.id());
         } else {

@@ -12,6 +12,7 @@ mod fence;
 mod flood;
 mod idempotency;
 mod life;
+mod peer_faults;
 mod picture;
 mod replay;
 mod rolling;

@@ -11,6 +11,8 @@ use crate::{fleet::until, http::Answer};
 /// What asks for a job in the background.
 pub const IN_BACKGROUND: (&str, &str) = ("prefer", "respond-async");
 
+const GENERATIONS: &str = "/v1/images/generations";
+
 /// Nothing of a test takes longer; what does has hung.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
@@ -60,19 +62,40 @@ impl Api {
         request: &Value,
         headers: &[(&str, &str)],
     ) -> reqwest::Result<Answer> {
-        let path = "/v1/images/generations";
-        self.send(Method::POST, path, headers, Some(request)).await
+        let body = Some(request);
+        self.send(Method::POST, GENERATIONS, headers, body).await
+    }
+
+    /// As a careful client that has a key, or may ask twice: again after a 503. A broker may be silent for seconds when
+    /// something else keeps the machine's disk busy.
+    pub async fn send_patiently(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Answer {
+        for _ in 0..20 {
+            let answer = self.send(method.clone(), path, headers, body).await;
+            let answer = answer.expect("the gateway answers");
+            if answer.status != StatusCode::SERVICE_UNAVAILABLE {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        panic!("{method} {path}: 503 for 20 s");
+    }
+
+    /// [`Api::generate`], patiently.
+    pub async fn generate_patiently(&self, request: &Value, headers: &[(&str, &str)]) -> Answer {
+        let body = Some(request);
+        self.send_patiently(Method::POST, GENERATIONS, headers, body)
+            .await
     }
 
     /// A job in the background, accepted: its id.
     pub async fn submit(&self, request: &Value) -> String {
-        self.submit_with(request, &[]).await
-    }
-
-    /// The same with headers.
-    pub async fn submit_with(&self, request: &Value, headers: &[(&str, &str)]) -> String {
-        let headers = [&[IN_BACKGROUND], headers].concat();
-        let answer = self.generate(request, &headers).await;
+        let answer = self.generate(request, &[IN_BACKGROUND]).await;
         let answer = answer.expect("the gateway answers");
         assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.body);
         answer.id()
@@ -80,16 +103,16 @@ impl Api {
 
     /// `GET /v1/images/jobs/{id}` of a job that is known.
     pub async fn job(&self, id: &str) -> Value {
-        let answer = self.send(Method::GET, &path(id), &[], None).await;
-        let answer = answer.expect("the gateway answers");
+        let answer = self.send_patiently(Method::GET, &path(id), &[], None).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
         answer.body
     }
 
     /// `DELETE` of a job that is known.
     pub async fn cancel(&self, id: &str) -> Value {
-        let answer = self.send(Method::DELETE, &path(id), &[], None).await;
-        let answer = answer.expect("the gateway answers");
+        let answer = self
+            .send_patiently(Method::DELETE, &path(id), &[], None)
+            .await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
         answer.body
     }

@@ -240,10 +240,11 @@ impl Following<'_> {
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
         }
+        // First its place: a client that has its answer may ask for the next picture at once.
+        self.room.iter_mut().for_each(Room::ended);
         self.ended.send_modify(|ended| {
             ended.insert(result.output.index, Ended::from(result));
         });
-        self.room.iter_mut().for_each(Room::ended);
     }
 }
 

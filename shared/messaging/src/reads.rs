@@ -1,7 +1,10 @@
 //! What is read from the broker by name: results, job records, workers.
 
 use async_nats::Message as NatsMessage;
-use protocol::{JobId, JobRecord, OutputId, OutputResult, Subject, WorkerPresence, decode};
+use protocol::{
+    ErrorCode, JobError, JobId, JobRecord, OutputId, OutputResult, OutputTimings, Subject,
+    WorkerPresence, decode,
+};
 
 use crate::{
     bus::{Bus, bucket_stream, bucket_subject},
@@ -12,18 +15,16 @@ use crate::{
 const WORKERS_MAX: u32 = 1_024;
 
 impl Bus {
-    /// The stored result of `output`.
+    /// The stored result of `output`. One that cannot be read is an error of its own: it is the output's one result and
+    /// stays it, so that whoever waits or asks again would learn no more.
     pub async fn result(&self, output: OutputId) -> Result<Option<OutputResult>, BusError> {
         let Some(stored) = self.stored_result(output).await? else {
             return Ok(None);
         };
-        let what = || format!("result of {output}");
-        decode(&stored.payload)
-            .map(Some)
-            .map_err(|source| BusError::Decode {
-                what: what(),
-                source,
-            })
+        Ok(Some(decode(&stored.payload).unwrap_or_else(|error| {
+            tracing::error!(%output, %error, "stored result cannot be read");
+            unreadable(output)
+        })))
     }
 
     /// Whether `output` has a result.
@@ -84,5 +85,19 @@ impl Bus {
         let subject = self.prefix().subject(&Subject::Result(output));
         self.last_or_absent(&self.topology().results.name, &subject)
             .await
+    }
+}
+
+fn unreadable(output: OutputId) -> OutputResult {
+    OutputResult {
+        output,
+        outcome: Err(JobError::new(
+            ErrorCode::MessageInvalid,
+            "the stored result cannot be read",
+        )),
+        seed: None,
+        usage: None,
+        timings: OutputTimings::default(),
+        worker: None,
     }
 }

@@ -20,10 +20,7 @@ use futures::{
     future::{BoxFuture, FutureExt},
     stream::FuturesUnordered,
 };
-use protocol::{
-    ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputResult, OutputTimings, Progress,
-    Subject, decode,
-};
+use protocol::{JobId, OutputId, OutputIndex, OutputResult, Progress, Subject, decode};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::{MissedTickBehavior, interval},
@@ -300,11 +297,6 @@ impl Matching {
             Ok(Some(result)) => self.hand_out(output, &result),
             Ok(None) if again => self.want(output),
             Ok(None) => {}
-            Err(error @ BusError::Decode { .. }) => {
-                // It is the output's one result and stays it: waiting on would only turn it into a timeout.
-                tracing::error!(%output, %error, "stored result cannot be read");
-                self.hand_out(output, &unreadable(output));
-            }
             // The next sweep asks again.
             Err(error) => tracing::debug!(%output, %error, "result was not read"),
         }
@@ -334,19 +326,5 @@ impl Matching {
                 .iter()
                 .any(|waiter| waiter.missing.contains(&output.index))
         })
-    }
-}
-
-fn unreadable(output: OutputId) -> OutputResult {
-    OutputResult {
-        output,
-        outcome: Err(JobError::new(
-            ErrorCode::MessageInvalid,
-            "the stored result cannot be read",
-        )),
-        seed: None,
-        usage: None,
-        timings: OutputTimings::default(),
-        worker: None,
     }
 }

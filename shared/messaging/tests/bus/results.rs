@@ -114,10 +114,12 @@ async fn an_unreadable_result_ends_its_output() {
         .await
         .unwrap();
     let result = within("an answer", watch.next()).await.unwrap();
-    assert_eq!(
-        result.outcome.unwrap_err().code,
-        protocol::ErrorCode::MessageInvalid
-    );
+    // Whoever looks later finds the same.
+    let stored = site.bus.result(output(1)).await.unwrap().unwrap();
+    for result in [result, stored] {
+        let code = result.outcome.unwrap_err().code;
+        assert_eq!(code, protocol::ErrorCode::MessageInvalid);
+    }
 }
 
 #[tokio::test]
