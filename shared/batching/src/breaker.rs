@@ -1,11 +1,14 @@
 //! When a worker stops trusting itself.
 
-/// Counts failures of the worker's own engine in a row. One success forgives them all: a bad prompt now and then is
-/// no reason to leave, an engine that fails at everything is.
+use protocol::OutputId;
+
+/// Counts failures of the worker's own engine in a row. One success forgives them all, and an output that fails again
+/// counts once: a bad prompt now and then is no reason to leave, an engine that fails at everything is.
 #[derive(Debug, Clone)]
 pub struct Breaker {
     failures_max: u32,
     failures: u32,
+    last: Option<OutputId>,
 }
 
 impl Breaker {
@@ -14,17 +17,21 @@ impl Breaker {
         Self {
             failures_max: failures_max.max(1),
             failures: 0,
+            last: None,
         }
     }
 
     /// The engine did its work.
     pub fn succeeded(&mut self) {
-        self.failures = 0;
+        (self.failures, self.last) = (0, None);
     }
 
-    /// The engine failed.
-    pub fn failed(&mut self) {
-        self.failures = self.failures.saturating_add(1);
+    /// The engine failed at `output`.
+    pub fn failed(&mut self, output: OutputId) {
+        if self.last != Some(output) {
+            self.failures = self.failures.saturating_add(1);
+        }
+        self.last = Some(output);
     }
 
     /// Whether the worker should take no more work before a self-test succeeds; with the failures in a row.
@@ -35,22 +42,39 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use protocol::{JobId, OutputIndex};
+
     use super::*;
+
+    fn output(job: u128) -> OutputId {
+        JobId::from_u128(job).output(OutputIndex::FIRST)
+    }
 
     #[test]
     fn only_failures_in_a_row_open_it() {
         let mut breaker = Breaker::new(3);
         for _ in 0..2 {
-            breaker.failed();
-            breaker.failed();
+            breaker.failed(output(1));
+            breaker.failed(output(2));
             assert_eq!(breaker.is_open(), None);
             breaker.succeeded();
         }
-        for _ in 0..3 {
-            breaker.failed();
+        for job in 1..=3 {
+            breaker.failed(output(job));
         }
         assert_eq!(breaker.is_open(), Some(3));
         breaker.succeeded();
         assert_eq!(breaker.is_open(), None);
+    }
+
+    #[test]
+    fn an_output_that_fails_again_and_again_is_one_failure() {
+        let mut breaker = Breaker::new(2);
+        for _ in 0..5 {
+            breaker.failed(output(1));
+        }
+        assert_eq!(breaker.is_open(), None);
+        breaker.failed(output(2));
+        assert_eq!(breaker.is_open(), Some(2));
     }
 }

@@ -41,8 +41,8 @@ impl Driver<'_> {
         let fine = |end: &RowEnd| matches!(end, RowEnd::Ran(outcome) if outcome.is_ok());
         if ends.iter().any(|(_, end)| fine(end)) {
             self.breaker.succeeded();
-        } else if ends.iter().any(|(_, end)| failed(end)) {
-            self.breaker.failed();
+        } else if let Some((output, _)) = ends.iter().find(|(_, end)| failed(end)) {
+            self.breaker.failed(*output);
         }
     }
 

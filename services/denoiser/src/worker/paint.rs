@@ -185,7 +185,7 @@ impl Worker<'_> {
     /// Another worker tries, or the next one to start gives the output up.
     async fn attempt_failed(&mut self, job: &DenoiseJob, error: JobError, lease: Lease) {
         tracing::warn!(output = %job.output, code = %error.code, error = error.text, "attempt failed");
-        self.breaker.failed();
+        self.breaker.failed(job.output);
         self.counters.attempts_failed.inc();
         let failed = LifeEvent::AttemptFailed {
             stage: WorkStage::Denoise,
