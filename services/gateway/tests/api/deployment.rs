@@ -230,9 +230,9 @@ impl Deployment {
         }
     }
 
-    pub(crate) async fn empty_ar_stream(&self) {
+    pub(crate) async fn empty(&self, stream: &str) {
         let context = async_nats::jetstream::new(self.nats.clone());
-        let stream = context.get_stream(&self.topology.ar.name).await.unwrap();
+        let stream = context.get_stream(stream).await.unwrap();
         stream.purge().await.unwrap();
     }
 
