@@ -7,6 +7,7 @@
 //! | module       | does                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `bus`        | the connection; reads of results, records and workers                   |
+//! | `asking`     | what is to be asked, each key once at a time, pure                      |
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `upkeep`     | keeps them there                                                        |
@@ -27,6 +28,7 @@
 //! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
 
+mod asking;
 mod bus;
 mod connection;
 mod copies;
