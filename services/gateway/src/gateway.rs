@@ -68,6 +68,8 @@ impl Gateway {
             Readiness::NotReady(_) if self.stopping.is_cancelled() || *self.patient.borrow() => {
                 Ok(())
             }
+            // Admission refuses, and tells when to come back.
+            Readiness::NotReady(_) if self.jobs.rooms.results_are_full() => Ok(()),
             Readiness::NotReady(reason) => Err(ApiError::new(ErrorCode::NotReady, &reason)),
         }
     }

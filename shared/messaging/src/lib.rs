@@ -65,7 +65,7 @@ pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};
 pub use publish::Fence;
 pub use pull::HELD_MAX;
-pub use queues::{QueueDepth, Queues};
+pub use queues::{QueueDepth, Queues, ResultsStore};
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
 pub use system::{ConnectionId, SystemEvent, SystemWatch};
 pub use upkeep::Upkeep;

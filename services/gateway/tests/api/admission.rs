@@ -6,7 +6,7 @@ use protocol::JobId;
 use serde_json::{Value, json};
 
 use crate::{
-    deployment::{Deployment, Reply, TestGateway, next_job, until, work_once},
+    deployment::{Deployment, Reply, TestGateway, next_job, result, until, work_once},
     jobs::generate_in_background,
 };
 
@@ -167,6 +167,41 @@ async fn a_keyed_request_that_never_found_room_is_an_expired_job() {
         (again.status.as_u16(), again.error_code().as_str()),
         (504, "deadline_exceeded")
     );
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn results_that_fill_their_stream_keep_new_jobs_out() {
+    let deployment = Deployment::with_results_max(20_000_000).await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let mut queue = deployment.ar_queue().await;
+    assert_eq!(ask(&gateway, 4).await.status, 202);
+    let (job, delivery) = next_job(&mut queue).await;
+    // 17 of 20 MB: there is room for errors.
+    for output in &job.outputs {
+        let mut result = result(&job, output.index, None);
+        result.outcome.as_mut().unwrap().bytes = vec![7; 4_250_000];
+        deployment.bus.put_result(&result).await.unwrap();
+    }
+    delivery.lease.ack().await;
+    until("the look", || async {
+        gateway.get("/readyz").await.status == 503
+    })
+    .await;
+    let reason = gateway.get("/readyz").await.json()["error"]["message"].clone();
+    assert!(reason.as_str().unwrap().contains("results"), "{reason}");
+    let (key, body) = (("idempotency-key", "k"), json!({ "prompt": "p" }));
+    for headers in [&[][..], &[key]] {
+        let refused = gateway.generate_with(&body, headers).await;
+        assert_eq!(told(&refused), 60);
+    }
+    let claim = deployment.bus.claimed(&"k".parse().unwrap()).await.unwrap();
+    assert_eq!(claim, None);
+    // What is there can be had, and goes when it is old.
+    let path = format!("/v1/images/{}-0/content", job.job);
+    assert_eq!(gateway.get(&path).await.status, 200);
+    deployment.empty(&deployment.topology.results.name).await;
+    until("room", || async { ask(&gateway, 1).await.status == 202 }).await;
     gateway.stop().await;
 }
 

@@ -104,7 +104,18 @@ impl Deployment {
 
     /// With streams and a worker of each role, present and idle; what they do, a test says.
     pub(crate) async fn start() -> Self {
+        Self::bare().await.set_up().await
+    }
+
+    /// The same with room for so many bytes of results.
+    pub(crate) async fn with_results_max(bytes_max: i64) -> Self {
         let mut deployment = Self::bare().await;
+        deployment.topology.results.bytes_max = bytes_max;
+        deployment.set_up().await
+    }
+
+    async fn set_up(self) -> Self {
+        let mut deployment = self;
         deployment.bus.connected().await;
         deployment
             .bus
