@@ -199,8 +199,8 @@ async fn a_deployment_is_set_up_as_asked_and_checked_whole() {
         .await
         .unwrap();
     site.fresco("nats check").await.unwrap();
-    let ttl = site.bus.result_ttl().await.unwrap();
-    assert_eq!(ttl, Some(std::time::Duration::from_secs(90)));
+    let results = site.bus.results_store().await.unwrap().unwrap();
+    assert_eq!(results.age_max, std::time::Duration::from_secs(90));
     let alone = Broker::start();
     let site = Site {
         bus: connect(&alone.url()).await,

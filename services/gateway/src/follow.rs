@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
-use protocol::{ErrorCode, IdempotencyKey, IdempotencyRecord, JobRecord, OutputResult};
+use protocol::{ErrorCode, IdempotencyRecord, JobRecord, OutputResult};
 use service::{clock::unix_millis, exit::chain};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
@@ -39,6 +39,17 @@ enum Failure {
     Bus(BusError),
 }
 
+impl Failure {
+    /// None where nothing failed.
+    fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Claimed(_) => None,
+            Self::Publish(error) => Some(error.code()),
+            Self::Bus(error) => Some(error.code()),
+        }
+    }
+}
+
 impl Follower {
     pub(crate) async fn run(self) {
         let Self {
@@ -51,6 +62,7 @@ impl Follower {
             slot: _slot,
         } = self;
         let jobs = &listed.jobs;
+        let known_here_only = matches!(start, Start::New(_));
         let (mut room, claiming, resumed) = match start {
             Start::New(room) => (Some(room), None, false),
             Start::Keyed(room, claiming) => (Some(room), Some(claiming), false),
@@ -67,8 +79,10 @@ impl Follower {
         let queued = jobs.stop.run_until_cancelled(queued).await;
         let Some(queued) = queued else { return };
         if let Err(failure) = queued {
-            let key = claiming.map(|claiming| claiming.key);
-            queueing.send_replace(not_queued(jobs, &order.record, key, failure).await);
+            if known_here_only && failure.code() == Some(ErrorCode::QueueFull) {
+                leave_nothing(jobs, &order.record).await;
+            }
+            queueing.send_replace(not_queued(jobs, &order.record, failure));
             return;
         }
         let record = order.record;
@@ -145,12 +159,7 @@ async fn untouched(jobs: &Jobs, record: &JobRecord) -> Result<bool, BusError> {
 }
 
 /// What a client is told of a job that could not be queued; the broker's own words stay in the log.
-async fn not_queued(
-    jobs: &Jobs,
-    record: &JobRecord,
-    key: Option<IdempotencyKey>,
-    failure: Failure,
-) -> Queueing {
+fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
     let (code, text) = match failure {
         Failure::Claimed(claimed) => return Queueing::Claimed(claimed),
         Failure::Publish(error) => (error.code(), chain(&error)),
@@ -159,7 +168,6 @@ async fn not_queued(
     tracing::warn!(error = text, "job was not queued");
     Queueing::Refused(match code {
         ErrorCode::QueueFull => {
-            leave_nothing(jobs, record, key.as_ref()).await;
             let outputs = u64::try_from(record.outputs.len()).unwrap_or(u64::MAX);
             jobs.rooms.refuse(outputs, "the queue of requests is full")
         }
@@ -172,17 +180,11 @@ async fn not_queued(
     })
 }
 
-/// Takes away what a refused job left. The key first, so that nobody goes on with it; then what somebody who did may
-/// have queued; the record last.
-async fn leave_nothing(jobs: &Jobs, record: &JobRecord, key: Option<&IdempotencyKey>) {
-    let clean = async {
-        if let Some(key) = key {
-            jobs.bus.release_key(key).await?;
-            jobs.bus.withdraw(record.job).await?;
-        }
-        jobs.bus.remove_job(record.job).await
-    };
-    if let Err(error) = clean.await {
+/// Takes away what a refused job left: its record. Only for a job that nobody else can know. One under a key may be
+/// queued by another gateway in this very moment, and be answered: it stays, for whoever asks under the key again to go
+/// on with, and expires at its deadline when nobody does.
+async fn leave_nothing(jobs: &Jobs, record: &JobRecord) {
+    if let Err(error) = jobs.bus.remove_job(record.job).await {
         tracing::warn!(error = chain(&error), job = %record.job, "a refused job left its record; it expires");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use messaging::{Bus, BusError};
 use protocol::{ErrorCode, JobId};
 use service::{Health, clock::unix_millis, exit::chain, health::Readiness};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -13,15 +13,12 @@ use crate::{
     counters::Counters,
     jobs::Jobs,
     outcome::ResultTtl,
+    pictures::PicturesOut,
     reply::ApiError,
     request::ImageRequest,
     submit::{Admission, Order, draw_seed},
     turns::Turns,
 };
-
-/// Answers with pictures in them that are put together at once. Each has at most ten pictures of 16 MB and their
-/// base64 in memory; the others wait with nothing but the pictures' numbers.
-pub(crate) const PICTURE_ANSWERS_MAX: usize = 4;
 
 /// Shared by all requests; changes only inside its parts.
 #[derive(Debug)]
@@ -41,8 +38,7 @@ pub(crate) struct Gateway {
     pub(crate) stopping: CancellationToken,
     /// Cancelled when the grace period is nearly over: who still waits is answered that the job goes on.
     pub(crate) answers_due: CancellationToken,
-    /// [`PICTURE_ANSWERS_MAX`] permits.
-    pub(crate) picture_answers: Semaphore,
+    pub(crate) pictures_out: PicturesOut,
 }
 
 impl Gateway {
@@ -72,6 +68,8 @@ impl Gateway {
             Readiness::NotReady(_) if self.stopping.is_cancelled() || *self.patient.borrow() => {
                 Ok(())
             }
+            // Admission refuses, and tells when to come back.
+            Readiness::NotReady(_) if self.jobs.rooms.results_are_full() => Ok(()),
             Readiness::NotReady(reason) => Err(ApiError::new(ErrorCode::NotReady, &reason)),
         }
     }

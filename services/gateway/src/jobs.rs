@@ -91,7 +91,7 @@ pub(crate) enum Start {
     New(Room),
     /// Nobody knows it yet; its key is to be claimed first.
     Keyed(Room, Claiming),
-    /// Somebody began with it, and may be gone.
+    /// Somebody began with it, and may be gone, or be at it still.
     Resumed,
 }
 

@@ -17,6 +17,7 @@
 //! | `ends`      | ends outputs: cancels, deadlines                       |
 //! | `waiting`   | clients that wait, and those that leave                |
 //! | `outcome`   | how an output ended, pure                              |
+//! | `pictures`  | bounds the pictures on their way out                   |
 //! | `answer`    | records and results → the images response, pure        |
 //! | `job_answer`| what is known of a job → the job object, pure          |
 //! | `reply`     | `ErrorCode` → HTTP status and error body, the only map |
@@ -34,6 +35,7 @@ mod job_answer;
 mod jobs;
 mod keyed;
 mod outcome;
+mod pictures;
 mod readiness;
 mod reply;
 mod request;
@@ -51,19 +53,21 @@ use protocol::Role;
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, oneshot, watch},
+    sync::{oneshot, watch},
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
 pub use address::PublicUrl;
 pub use config::Config;
+pub use pictures::PICTURES_OUT_MAX;
 use {
     address::Address,
     counters::Counters,
-    gateway::{Gateway, PICTURE_ANSWERS_MAX},
+    gateway::Gateway,
     jobs::{Jobs, JobsParts},
     outcome::ResultTtl,
+    pictures::PicturesOut,
     readiness::{Own, Watch},
     rooms::Rooms,
     turns::Turns,
@@ -148,7 +152,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         job_timeout: config.job_timeout,
         stopping: shutdown.token.clone(),
         answers_due: answers_due.clone(),
-        picture_answers: Semaphore::new(PICTURE_ANSWERS_MAX),
+        pictures_out: PicturesOut::new(),
     };
     let served = serve(&Arc::new(gateway), listener, &shutdown);
     announce(&config, address)?;

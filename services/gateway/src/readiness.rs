@@ -4,7 +4,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use messaging::{Bus, BusError, Presence, ProvisionError, Queues, Results};
+use messaging::{Bus, BusError, Presence, ProvisionError, Queues, Results, ResultsStore};
 use protocol::{Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
 use service::{Health, exit::chain, health::Readiness};
 use tokio::{
@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     outcome::ResultTtl,
-    rooms::{self, Rooms},
+    rooms::{self, RESULTS_FILL_PERCENT_MAX, Rooms},
 };
 
 /// How old an answer of `/readyz` can be.
@@ -64,11 +64,12 @@ enum Unseen {
 }
 
 /// What one look found.
+#[derive(Debug, Default)]
 struct Seen {
     workers: Vec<WorkerPresence>,
     queues: Queues,
-    /// None where it is not limited or not known.
-    result_ttl: Option<Duration>,
+    /// None where the stream was deleted in this moment.
+    results: Option<ResultsStore>,
 }
 
 impl Watch {
@@ -124,13 +125,14 @@ impl Watch {
                 return Readiness::NotReady(reason);
             }
         };
-        if let Some(result_ttl) = seen.result_ttl {
-            self.result_ttl.set(result_ttl);
+        if let Some(results) = seen.results {
+            self.result_ttl.set(results.age_max);
+            self.rooms.look_at_results(results);
         }
         let finished = self.results.pictures_announced();
         let look = rooms::look(&self.own.id, &seen.workers, seen.queues, finished);
         self.rooms.look(look);
-        judge(&seen.workers, self.job_timeout, self.result_ttl.get())
+        judge(&seen, self.job_timeout, self.result_ttl.get())
     }
 
     /// Tells the deployment how this gateway is.
@@ -191,12 +193,12 @@ async fn look(bus: &Bus, topology: &Topology) -> Result<Seen, Unseen> {
     }
     let look = async {
         bus.verify(topology).await?;
-        let seen = tokio::try_join!(bus.workers(), bus.queues(), bus.result_ttl());
-        let (workers, queues, result_ttl) = seen?;
+        let seen = tokio::try_join!(bus.workers(), bus.queues(), bus.results_store());
+        let (workers, queues, results) = seen?;
         Ok(Seen {
             workers,
             queues,
-            result_ttl,
+            results,
         })
     };
     match timeout(READINESS_LOOK_TIME_MAX, look).await {
@@ -214,8 +216,9 @@ fn unseen(error: &ProvisionError) -> Unseen {
     }
 }
 
-/// Ready with at least one worker of each role that takes work, and with results that outlive their jobs.
-fn judge(workers: &[WorkerPresence], job_timeout: Duration, result_ttl: Duration) -> Readiness {
+/// Ready with at least one worker of each role that takes work, and with results that outlive their jobs and leave room
+/// for more.
+fn judge(seen: &Seen, job_timeout: Duration, result_ttl: Duration) -> Readiness {
     if job_timeout > result_ttl {
         // The first result of a job could have run out before its last one comes.
         return Readiness::NotReady(format!(
@@ -224,10 +227,16 @@ fn judge(workers: &[WorkerPresence], job_timeout: Duration, result_ttl: Duration
             result_ttl.as_secs_f64()
         ));
     }
+    let filled = seen.results.map_or(0, rooms::fill_percent);
+    if filled >= RESULTS_FILL_PERCENT_MAX {
+        return Readiness::NotReady(format!(
+            "results fill {filled} % of their stream, and no job is let in from {RESULTS_FILL_PERCENT_MAX} % on"
+        ));
+    }
     let takes_work =
         |worker: &WorkerPresence| matches!(worker.state, WorkerState::Idle | WorkerState::Busy);
     for role in [Role::ArBatcher, Role::Denoiser] {
-        let of_role = || workers.iter().filter(|worker| worker.role == role);
+        let of_role = || seen.workers.iter().filter(|worker| worker.role == role);
         if of_role().any(takes_work) {
             continue;
         }
@@ -302,18 +311,46 @@ mod tests {
             let wanted = reason.map_or(Readiness::Ready, |reason| {
                 Readiness::NotReady(reason.to_owned())
             });
-            assert_eq!(judge(&present, MINUTE, MINUTE), wanted, "{workers:?}");
+            let seen = Seen {
+                workers: present,
+                ..Seen::default()
+            };
+            assert_eq!(judge(&seen, MINUTE, MINUTE), wanted, "{workers:?}");
+        }
+    }
+
+    fn with_workers() -> Seen {
+        let workers = [Role::ArBatcher, Role::Denoiser].map(|role| worker(role, WorkerState::Idle));
+        Seen {
+            workers: workers.to_vec(),
+            ..Seen::default()
         }
     }
 
     #[test]
     fn results_that_run_out_before_their_job_does_are_no_service() {
-        let workers = [Role::ArBatcher, Role::Denoiser].map(|role| worker(role, WorkerState::Idle));
-        assert_eq!(judge(&workers, MINUTE, MINUTE), Readiness::Ready);
+        let seen = with_workers();
+        assert_eq!(judge(&seen, MINUTE, MINUTE), Readiness::Ready);
         let reason = "--job-timeout-s is 120, and the broker keeps results for 60 s only";
         assert_eq!(
-            judge(&workers, 2 * MINUTE, MINUTE),
+            judge(&seen, 2 * MINUTE, MINUTE),
             Readiness::NotReady(reason.to_owned())
         );
+    }
+
+    #[test]
+    fn results_that_leave_no_room_are_no_service() {
+        let mut seen = with_workers();
+        let mut filled = |bytes| {
+            seen.results = Some(ResultsStore {
+                age_max: MINUTE,
+                bytes,
+                bytes_max: Some(1_000),
+            });
+            judge(&seen, MINUTE, MINUTE)
+        };
+        assert_eq!(filled(799), Readiness::Ready);
+        let reason = "results fill 80 % of their stream, and no job is let in from 80 % on";
+        assert_eq!(filled(800), Readiness::NotReady(reason.to_owned()));
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use batching::admission::RETRY_AFTER_UNMEASURED;
+use bytes::Bytes;
 use protocol::{ErrorCode, JobError, JobId};
 use serde::Serialize;
 use warp::{
@@ -217,6 +218,15 @@ impl<'a> ErrorFields<'a> {
 
 /// A JSON answer.
 pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    json_kept(status, body, Bytes::from)
+}
+
+/// A JSON answer whose bytes are what `keep` makes of them.
+pub(crate) fn json_kept(
+    status: StatusCode,
+    body: &impl Serialize,
+    keep: impl FnOnce(Vec<u8>) -> Bytes,
+) -> Response {
     let (status, bytes) = match serde_json::to_vec(body) {
         Ok(bytes) => (status, bytes),
         Err(error) => {
@@ -224,7 +234,7 @@ pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
             (StatusCode::INTERNAL_SERVER_ERROR, UNWRITABLE.to_vec())
         }
     };
-    let mut response = Response::new(bytes.into());
+    let mut response = Response::new(keep(bytes).into());
     *response.status_mut() = status;
     response.headers_mut().insert(
         header::CONTENT_TYPE,

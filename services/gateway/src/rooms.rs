@@ -1,22 +1,35 @@
 //! Room for outputs: `batching`'s rule of admission behind a lock, and the places it hands out.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use batching::admission::{Admission, Look};
-use messaging::Queues;
+use messaging::{Queues, ResultsStore};
 use protocol::{ErrorCode, Role, WorkerId, WorkerPresence};
 use tokio::time::Instant;
 
 use crate::{counters::Counters, reply::ApiError};
+
+/// Percent of their stream that results may fill before no more jobs are let in: what is accepted needs the rest, and
+/// where not even an error can be stored, no deadline and no cancel ends anything.
+pub(crate) const RESULTS_FILL_PERCENT_MAX: u64 = 80;
+
+/// When to come back to a deployment whose results are in the way. They run out by age, at the rate at which they came,
+/// so a sixtieth of what fills an hour is gone by then.
+const RETRY_AFTER_RESULTS_FULL: Duration = Duration::from_secs(60);
 
 /// Lets requests in. Clones share the rule.
 #[derive(Debug, Clone)]
 pub(crate) struct Rooms {
     /// Locked for single calls only.
     admission: Arc<Mutex<Admission>>,
+    /// Whether the last look found the results' stream nearly full.
+    results_full: Arc<AtomicBool>,
     counters: Counters,
 }
 
@@ -34,12 +47,17 @@ impl Rooms {
         let now = Instant::now().into_std();
         Self {
             admission: Arc::new(Mutex::new(Admission::new(outputs_max.into(), now))),
+            results_full: Arc::default(),
             counters,
         }
     }
 
     /// Places for `outputs`, or the refusal.
     pub(crate) fn admit(&self, outputs: u64) -> Result<Room, ApiError> {
+        if self.results_are_full() {
+            let text = "the stream of results is nearly full";
+            return Err(self.refused(outputs, text, RETRY_AFTER_RESULTS_FULL));
+        }
         let admitted = self.lock().admit(outputs, Instant::now().into_std());
         admitted.map_err(|after| self.refused(outputs, "too many outputs are open", after))?;
         Ok(Room {
@@ -62,6 +80,16 @@ impl Rooms {
 
     pub(crate) fn look(&self, look: Look) {
         self.lock().look(look, Instant::now().into_std());
+    }
+
+    pub(crate) fn look_at_results(&self, results: ResultsStore) {
+        let full = fill_percent(results) >= RESULTS_FILL_PERCENT_MAX;
+        self.results_full.store(full, Ordering::Relaxed);
+    }
+
+    /// Whether every new job is refused.
+    pub(crate) fn results_are_full(&self) -> bool {
+        self.results_full.load(Ordering::Relaxed)
     }
 
     /// Outputs accepted here that have not ended.
@@ -105,6 +133,12 @@ impl Drop for Room {
     fn drop(&mut self) {
         self.free(self.outputs);
     }
+}
+
+/// How much of their stream the results fill.
+pub(crate) fn fill_percent(results: ResultsStore) -> u64 {
+    let bytes_max = results.bytes_max.filter(|&bytes| bytes > 0);
+    bytes_max.map_or(0, |bytes_max| results.bytes.saturating_mul(100) / bytes_max)
 }
 
 /// What admission sees in a deployment, looked at by the gateway `own`. Pure.
@@ -185,6 +219,30 @@ mod tests {
             finished: 8,
         };
         assert_eq!(look(&own.worker, &workers, queues, 8), wanted);
+    }
+
+    #[test]
+    fn results_that_fill_their_stream_let_nobody_in() {
+        let rooms = Rooms::new(4, Counters::default());
+        let store = |bytes, bytes_max| ResultsStore {
+            age_max: Duration::from_secs(60),
+            bytes,
+            bytes_max,
+        };
+        for (results, full) in [
+            (store(0, Some(1_000)), false),
+            (store(799, Some(1_000)), false),
+            (store(800, Some(1_000)), true),
+            (store(u64::MAX, Some(1_000)), true),
+            (store(u64::MAX, None), false),
+            (store(1, Some(0)), false),
+        ] {
+            rooms.look_at_results(results);
+            let refused = rooms.admit(1).err().map(|error| error.error().code);
+            let wanted = full.then_some(ErrorCode::QueueFull);
+            assert_eq!(refused, wanted, "{results:?}");
+        }
+        assert_eq!(rooms.counters.outputs_refused.get(), 2);
     }
 
     #[test]

@@ -6,7 +6,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use async_nats::Message as NatsMessage;
+use async_nats::{
+    Message as NatsMessage,
+    jetstream::{ErrorCode as ServerCode, message::StreamMessage, stream::RawMessage},
+};
+use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
@@ -17,6 +21,22 @@ use crate::{
 
 /// Between two tries to find a copy that has what the leader has: copies are milliseconds behind.
 const COPY_DELAY: Duration = Duration::from_millis(20);
+
+/// The headers of a message that only says that its key is gone: deleted by hand, or run out.
+const MARKER_HEADERS: [&str; 2] = ["KV-Operation", "Nats-Marker-Reason"];
+
+/// The last message of a subject, as the leader has it, and the sequence that compare-and-set compares.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Latest {
+    Stored {
+        sequence: u64,
+        payload: Bytes,
+    },
+    /// A marker. What is written next comes after it.
+    Deleted {
+        sequence: u64,
+    },
+}
 
 impl Bus {
     /// The last message on `subject`, which is written once and never removed by hand. One more small request for what
@@ -40,6 +60,47 @@ impl Bus {
             }
             sleep(COPY_DELAY).await;
         }
+    }
+
+    /// The last message on `subject`, asked of the leader: for who writes next.
+    pub(crate) async fn latest(
+        &self,
+        stream: &str,
+        subject: &str,
+    ) -> Result<Option<Latest>, BusError> {
+        #[derive(Deserialize)]
+        struct Got {
+            message: RawMessage,
+        }
+        let request = serde_json::json!({ "last_by_subj": subject }).to_string();
+        let get = format!("STREAM.MSG.GET.{stream}");
+        let stored = match self.api::<Got>(subject, get, request.into()).await {
+            Ok(Some(got)) => got.message,
+            Ok(None) => {
+                return Err(BusError::Missing {
+                    what: format!("stream {stream}"),
+                });
+            }
+            Err(BusError::Refused { code, .. }) if code == ServerCode::NO_MESSAGE_FOUND.0 => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let stored = StreamMessage::try_from(stored);
+        let stored = stored.map_err(|source| BusError::Unavailable {
+            what: subject.to_owned(),
+            source,
+        })?;
+        let sequence = stored.sequence;
+        let is_marker = MARKER_HEADERS
+            .iter()
+            .any(|name| stored.headers.get(*name).is_some());
+        Ok(Some(if is_marker {
+            Latest::Deleted { sequence }
+        } else {
+            let payload = stored.payload;
+            Latest::Stored { sequence, payload }
+        }))
     }
 
     /// The subjects of `stream` that match `filter` and their messages, as its leader has them.

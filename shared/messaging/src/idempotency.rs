@@ -1,12 +1,23 @@
 //! Idempotency keys: the first who writes one owns it.
 
+use std::time::Duration;
+
 use protocol::{IdempotencyKey, IdempotencyRecord, decode, encode};
+
+use tokio::time::{Instant, sleep};
 
 use crate::{
     bus::{Bus, bucket_stream, bucket_subject},
+    copies::Latest,
     error::{BusError, PublishError},
     publish::Fence,
 };
+
+/// How long a key that is neither free nor anybody's is asked for: an election (4 to 8 s) and something more.
+const CLAIM_RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// Between tries: a key runs out once, so that the second try decides.
+const CLAIM_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Whose a key is.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,14 +49,31 @@ impl Bus {
         let bucket = &self.topology().idempotency.name;
         let subject = bucket_subject(bucket, &key.entry());
         let bytes = encode(record).map_err(PublishError::from)?;
+        let end = Instant::now() + CLAIM_RETRY_MAX;
+        // A key that an operator deleted is free, and has the marker's place.
+        let mut after = 0;
         loop {
-            if self.create(subject.clone(), bytes.clone()).await? == Fence::First {
+            let created = self.create_after(after, subject.clone(), bytes.clone());
+            if created.await? == Fence::First {
                 return Ok(Claim::New);
             }
-            // Gone in between: it ran out, and is free.
-            if let Some(record) = self.claimed(key).await? {
-                return Ok(Claim::Taken(Box::new(record)));
+            // Asked of the leader, who has just refused: a copy may not know of the claim yet.
+            after = match self.latest(&bucket_stream(bucket), &subject).await? {
+                Some(Latest::Stored { payload, .. }) => {
+                    return Ok(Claim::Taken(Box::new(read(&payload)?)));
+                }
+                Some(Latest::Deleted { sequence }) => sequence,
+                // Gone in between: it ran out.
+                None => 0,
+            };
+            if Instant::now() + CLAIM_RETRY_DELAY >= end {
+                let source = "it comes and goes all the time".into();
+                return Err(ClaimError::Bus(BusError::Unavailable {
+                    what: subject,
+                    source,
+                }));
             }
+            sleep(CLAIM_RETRY_DELAY).await;
         }
     }
 
@@ -59,18 +87,13 @@ impl Bus {
         let Some(stored) = self.last(&bucket_stream(bucket), &subject).await? else {
             return Ok(None);
         };
-        let record = decode(&stored.payload).map_err(|source| BusError::Decode {
-            what: "idempotency record".to_owned(),
-            source,
-        })?;
-        Ok(Some(record))
+        read(&stored.payload).map(Some)
     }
+}
 
-    /// Frees `key`, whose job was not queued: the next request under it is a first one again.
-    pub async fn release_key(&self, key: &IdempotencyKey) -> Result<(), BusError> {
-        let bucket = &self.topology().idempotency.name;
-        let subject = bucket_subject(bucket, &key.entry());
-        self.purge(&bucket_stream(bucket), &subject).await?;
-        Ok(())
-    }
+fn read(payload: &[u8]) -> Result<IdempotencyRecord, BusError> {
+    decode(payload).map_err(|source| BusError::Decode {
+        what: "idempotency record".to_owned(),
+        source,
+    })
 }

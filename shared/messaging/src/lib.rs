@@ -8,6 +8,7 @@
 //! |--------------|-------------------------------------------------------------------------|
 //! | `bus`        | the connection                                                          |
 //! | `reads`      | results, records and workers                                            |
+//! | `asking`     | what is to be asked, each key once at a time, pure                      |
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `upkeep`     | keeps them there                                                        |
@@ -28,6 +29,7 @@
 //! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
 
+mod asking;
 mod bus;
 mod connection;
 mod copies;
@@ -65,7 +67,7 @@ pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};
 pub use publish::Fence;
 pub use pull::HELD_MAX;
-pub use queues::{QueueDepth, Queues};
+pub use queues::{QueueDepth, Queues, ResultsStore};
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
 pub use system::{ConnectionId, SystemEvent, SystemWatch};
 pub use upkeep::Upkeep;

@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     bus::{Bus, bucket_stream, bucket_subject, stored_sequence},
+    copies::Latest,
     error::{BusError, PublishError},
     publish::{Fence, Publish},
 };
@@ -54,10 +55,7 @@ impl Bus {
         event: LifeEvent,
         now: UnixMillis,
     ) -> Result<Option<Result<OutputLife, Refusal>>, BusError> {
-        let (before, revision) = match self.life_at(output).await? {
-            Some((life, revision)) => (Some(life), revision),
-            None => (None, 0),
-        };
+        let (before, revision) = self.life_to_change(output).await?;
         let start = before
             .clone()
             .unwrap_or_else(|| OutputLife::queued(output, now));
@@ -98,15 +96,36 @@ impl Bus {
         let Some(stored) = self.last(&stream, &self.life_subject(output)).await? else {
             return Ok(None);
         };
-        let what = || format!("life of {output}");
-        let life = decode(&stored.payload).map_err(|source| BusError::Decode {
-            what: what(),
-            source,
-        })?;
         let sequence = stored_sequence(&stored).ok_or_else(|| BusError::Unavailable {
-            what: what(),
+            what: format!("life of {output}"),
             source: "a stored message without its sequence".into(),
         })?;
-        Ok(Some((life, sequence)))
+        Ok(Some((read(output, &stored.payload)?, sequence)))
     }
+
+    /// A life and the sequence after which it is to be written. What a copy does not have, the leader may; and a life
+    /// that an operator deleted left a marker, which has the place.
+    async fn life_to_change(
+        &self,
+        output: OutputId,
+    ) -> Result<(Option<OutputLife>, u64), BusError> {
+        if let Some((life, sequence)) = self.life_at(output).await? {
+            return Ok((Some(life), sequence));
+        }
+        let stream = bucket_stream(&self.topology().outputs.name);
+        match self.latest(&stream, &self.life_subject(output)).await? {
+            Some(Latest::Stored { sequence, payload }) => {
+                Ok((Some(read(output, &payload)?), sequence))
+            }
+            Some(Latest::Deleted { sequence }) => Ok((None, sequence)),
+            None => Ok((None, 0)),
+        }
+    }
+}
+
+fn read(output: OutputId, payload: &[u8]) -> Result<OutputLife, BusError> {
+    decode(payload).map_err(|source| BusError::Decode {
+        what: format!("life of {output}"),
+        source,
+    })
 }

@@ -6,7 +6,7 @@
 
 mod config;
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use async_nats::{
     Message as NatsMessage,
@@ -81,9 +81,9 @@ pub(crate) enum Policy {
     Report,
 }
 
-/// Whether a stream's age has to be the topology's.
+/// Whether a stream's age and size have to be the topology's.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Age {
+pub(crate) enum Room {
     Fixed,
     Free,
 }
@@ -112,8 +112,8 @@ impl Bus {
         self.conform(topology, Policy::Create).await
     }
 
-    /// Checks that everything is there as the topology says. Another ack deadline or age of results is no
-    /// difference: services read those in force from the broker.
+    /// Checks that everything is there as the topology says. Another ack deadline, or another age or size of
+    /// results and keys, is no difference: services read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
     }
@@ -127,12 +127,12 @@ impl Bus {
             bucket_stream(&topology.idempotency.name),
         ];
         for wanted in streams.chain(buckets) {
-            let age = if policy == Policy::Report && chosen.contains(&wanted.name) {
-                Age::Free
+            let room = if policy == Policy::Report && chosen.contains(&wanted.name) {
+                Room::Free
             } else {
-                Age::Fixed
+                Room::Fixed
             };
-            self.conform_stream(wanted, policy, age).await?;
+            self.conform_stream(wanted, policy, room).await?;
         }
         for spec in topology.consumers() {
             self.conform_consumer(spec, policy).await?;
@@ -164,7 +164,7 @@ impl Bus {
         &self,
         mut wanted: stream::Config,
         policy: Policy,
-        age: Age,
+        room: Room,
     ) -> Result<Found, ProvisionError> {
         let name = format!("stream {}", wanted.name);
         let info = format!("STREAM.INFO.{}", wanted.name);
@@ -184,21 +184,13 @@ impl Bus {
                     .config
             }
         };
-        if age == Age::Free {
+        if room == Room::Free {
             wanted.max_age = found.max_age;
             wanted.duplicate_window = found.duplicate_window;
+            wanted.max_bytes = found.max_bytes;
         }
         refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)?;
         Ok(how)
-    }
-
-    /// How long results can be fetched, as the broker has it; `None` where the stream is missing.
-    pub async fn result_ttl(&self) -> Result<Option<Duration>, BusError> {
-        let name = &self.topology().results.name;
-        let info = self
-            .api::<stream::Info>(name, format!("STREAM.INFO.{name}"), Bytes::new())
-            .await?;
-        Ok(info.map(|info| info.config.max_age))
     }
 
     pub(crate) async fn conform_consumer(

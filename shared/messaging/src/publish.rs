@@ -98,10 +98,20 @@ impl Bus {
         subject: String,
         bytes: Vec<u8>,
     ) -> Result<Fence, PublishError> {
+        self.create_after(0, subject, bytes).await
+    }
+
+    /// The same where the last message, of sequence `after`, is a marker.
+    pub(crate) async fn create_after(
+        &self,
+        after: u64,
+        subject: String,
+        bytes: Vec<u8>,
+    ) -> Result<Fence, PublishError> {
         let publish = Publish {
             subject,
             id: None,
-            after: Some(0),
+            after: Some(after),
             headers: HeaderMap::new(),
             payload: bytes.into(),
         };

@@ -1,7 +1,8 @@
 //! What the queues themselves say: how much waits, how much is held, who is free. And how to take something out of them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
+use async_nats::jetstream::stream;
 use bytes::Bytes;
 use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
 use serde::Deserialize;
@@ -31,7 +32,32 @@ pub struct Queues {
     pub denoise: QueueDepth,
 }
 
+/// The stream of results, as the broker has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResultsStore {
+    /// How long a result can be fetched; zero for ever.
+    pub age_max: Duration,
+    /// What is stored.
+    pub bytes: u64,
+    /// What can be; `None` without a limit.
+    pub bytes_max: Option<u64>,
+}
+
 impl Bus {
+    /// How full the stream of results is, and how long it keeps them; `None` where it is missing.
+    pub async fn results_store(&self) -> Result<Option<ResultsStore>, BusError> {
+        let name = &self.topology().results.name;
+        let info = self
+            .api::<stream::Info>(name, format!("STREAM.INFO.{name}"), Bytes::new())
+            .await?;
+        Ok(info.map(|info| ResultsStore {
+            age_max: info.config.max_age,
+            bytes: info.state.bytes,
+            // The server writes "no limit" as -1.
+            bytes_max: u64::try_from(info.config.max_bytes).ok(),
+        }))
+    }
+
     /// How full the queues are.
     pub async fn queues(&self) -> Result<Queues, BusError> {
         let topology = self.topology();

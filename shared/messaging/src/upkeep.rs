@@ -6,7 +6,7 @@ use protocol::topology::Topology;
 use crate::{
     bus::Bus,
     error::BusError,
-    provision::{Age, Found, Policy, ProvisionError, bucket_config, stream_config},
+    provision::{Found, Policy, ProvisionError, Room, bucket_config, stream_config},
 };
 
 /// What one look at the broker came to.
@@ -39,7 +39,7 @@ impl Bus {
         let buckets = topology.buckets().into_iter().map(bucket_config);
         for wanted in streams.chain(buckets) {
             let found = self
-                .conform_stream(wanted, Policy::Create, Age::Fixed)
+                .conform_stream(wanted, Policy::Create, Room::Fixed)
                 .await;
             upkeep.note(found)?;
         }

@@ -8,8 +8,12 @@
 //! | `DEAD`| limits stream | one message per output given up         | [`DEAD_LETTER_AGE_MAX`] after   |
 //! | `jobs`| bucket        | one record per request                  | [`JOB_AGE_MAX`] after           |
 //! | `outputs` | bucket    | one life per output                     | [`JOB_AGE_MAX`] after           |
-//! | `idempotency` | bucket | one record per client's key            | with the result, [`RESULT_TTL`] |
+//! | `idempotency` | bucket | one record per client's key            | twice [`RESULT_TTL`] after      |
 //! | `workers` | bucket    | one key per live worker                 | [`PRESENCE_TTL`] after the last refresh |
+//!
+//! Why a key is kept for twice as long as a result: it is claimed when its job starts, and a job may take as long as its
+//! result is kept (a gateway that allows for more is not ready). A key that ran out before its result would let a late
+//! retry run the job again.
 //!
 //! Why `RES` refuses a second message per subject: acks are no fence (a frozen worker that wakes can still ack,
 //! nak and extend a message that another worker is running), so the result itself has to be one. The first stored
@@ -109,7 +113,7 @@ pub struct BucketSpec {
 pub struct TopologyOptions {
     /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster.
     pub ack_wait: Duration,
-    /// How long a finished result can be fetched, and an idempotency key is remembered.
+    /// How long a finished result can be fetched. An idempotency key is remembered for twice as long.
     pub result_ttl: Duration,
     /// Servers that keep a copy of everything: 1, or 3 in a cluster.
     pub replicas: u8,
@@ -229,7 +233,7 @@ impl Topology {
             denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),
             jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
             outputs: bucket("outputs", Some(JOB_AGE_MAX), 2048),
-            idempotency: bucket("idempotency", Some(result_ttl), 512),
+            idempotency: bucket("idempotency", Some(2 * result_ttl), 512),
             workers: BucketSpec {
                 marker_ttl: Some(4 * PRESENCE_TTL),
                 ..bucket("workers", None, 16)
@@ -280,4 +284,24 @@ fn results(prefix: &Prefix, result_ttl: Duration, replicas: u8) -> StreamSpec {
 /// Whether a message may still be started at `now`.
 pub const fn in_time(deadline_at: UnixMillis, now: UnixMillis) -> bool {
     now < deadline_at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_outlives_the_result_of_the_longest_job_under_it() {
+        let options = TopologyOptions {
+            result_ttl: 90 * MINUTE,
+            ..TopologyOptions::default()
+        };
+        let topology = Topology::with(&"t".parse().expect("a prefix"), options);
+        let job_time_max = options.result_ttl;
+        assert_eq!(topology.results.age_max, options.result_ttl);
+        assert_eq!(
+            topology.idempotency.age_max,
+            Some(job_time_max + options.result_ttl)
+        );
+    }
 }

@@ -106,7 +106,7 @@ pub struct TimesArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub ack_wait_s: Option<u64>,
 
-    /// Seconds a result can be fetched and an idempotency key is remembered [default: 3600]
+    /// Seconds a result can be fetched; an idempotency key is remembered twice as long [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub result_ttl_s: Option<u64>,
 }

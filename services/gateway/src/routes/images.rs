@@ -23,7 +23,7 @@ use crate::{
     jobs::{NotQueued, OpenJob, Start},
     keyed::{self, Taken},
     outcome::{Absence, Cause, EndedByOutput},
-    reply::{ApiError, json, with_replayed, with_request_id},
+    reply::{ApiError, json, json_kept, with_replayed, with_request_id},
     request::{ImageRequest, ResponseFormat},
     waiting::{OnDisconnect, Stay, all_ended, on_disconnect, so_far},
 };
@@ -204,8 +204,9 @@ async fn with_pictures(
     ended: EndedByOutput,
 ) -> Result<Response, ApiError> {
     let internal = |text| ApiError::new(ErrorCode::Internal, text);
-    let permit = gateway.picture_answers.acquire().await;
-    let _permit = permit.map_err(|_| internal("the gateway is stopping"))?;
+    let outputs = u8::try_from(record.outputs.len());
+    let outputs = outputs.map_err(|_| internal("the job has too many outputs"))?;
+    let places = gateway.pictures_out.places(outputs).await;
     let mut pictures = BTreeMap::new();
     for output in &record.outputs {
         let stored = gateway.bus.result(record.job.output(output.index)).await?;
@@ -214,7 +215,9 @@ async fn with_pictures(
     }
     // Megabytes of text: milliseconds that the other requests do not wait for.
     let render = move || {
-        ImagesAnswer::new(&record, &ended, Pictures::Bytes(&pictures)).map(|body| ok(&body))
+        let answer = ImagesAnswer::new(&record, &ended, Pictures::Bytes(&pictures))?;
+        let keep = |bytes| places.keep(bytes);
+        Ok(json_kept(StatusCode::OK, &answer, keep))
     };
     let rendered = tokio::task::spawn_blocking(render).await;
     rendered.map_err(|_| internal("the answer cannot be written"))?
@@ -222,6 +225,7 @@ async fn with_pictures(
 
 async fn content(gateway: &Gateway, id: &str, headers: &HeaderMap) -> Result<Response, ApiError> {
     let id: OutputId = id.parse().map_err(|_| no_image())?;
+    let place = gateway.pictures_out.places(1).await;
     let outcome = match gateway.bus.result(id).await? {
         Some(result) => result.outcome,
         None => missing(gateway, id).await?.outcome,
@@ -241,7 +245,7 @@ async fn content(gateway: &Gateway, id: &str, headers: &HeaderMap) -> Result<Res
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else {
-        let mut response = Response::new(picture.bytes.into());
+        let mut response = Response::new(place.keep(picture.bytes).into());
         response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static(picture.format.media_type()),

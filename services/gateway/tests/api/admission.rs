@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use protocol::JobId;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    deployment::{Deployment, Reply, TestGateway, next_job, until, work_once},
+    deployment::{Deployment, Reply, TestGateway, next_job, result, until, work_once},
     jobs::generate_in_background,
 };
 
@@ -93,33 +93,115 @@ async fn a_replay_needs_no_room() {
     gateway.stop().await;
 }
 
-#[tokio::test]
-async fn a_request_that_found_its_queue_full_leaves_neither_record_nor_key() {
-    let deployment = Deployment::start().await;
-    let gateway = deployment
-        .ready_gateway(&["--queue-outputs-max=4294967295"])
-        .await;
+/// A gateway that admission does not hold back, in front of a queue that is full.
+async fn before_a_full_queue(deployment: &Deployment) -> TestGateway {
+    let flags = ["--queue-outputs-max=4294967295"];
+    let gateway = deployment.ready_gateway(&flags).await;
     deployment.fill_ar_stream().await;
-    let (key, body) = (
-        ("idempotency-key", "k"),
-        json!({ "prompt": "p".repeat(3_000) }),
-    );
-    for headers in [&[key][..], &[key], &[]] {
-        told(&gateway.generate_with(&body, headers).await);
+    gateway
+}
+
+/// Too long for what [`Deployment::fill_ar_stream`] leaves.
+fn long_request() -> Value {
+    json!({ "prompt": "p".repeat(3_000) })
+}
+
+#[tokio::test]
+async fn a_request_that_found_its_queue_full_leaves_no_record() {
+    let deployment = Deployment::start().await;
+    let gateway = before_a_full_queue(&deployment).await;
+    for _ in 0..2 {
+        told(&gateway.generate(&long_request()).await);
         let (_, records) = deployment.accepted().await;
         assert_eq!(records, 0);
-        let claim = deployment.bus.claimed(&"k".parse().unwrap()).await.unwrap();
-        assert_eq!(claim, None);
     }
-    // Once there is room, the key is as good as new.
-    deployment.empty_ar_stream().await;
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_keyed_request_that_found_its_queue_full_goes_on_when_asked_again() {
+    let deployment = Deployment::start().await;
+    let gateway = before_a_full_queue(&deployment).await;
+    let other = deployment.ready_gateway(&[]).await;
+    let (key, body) = (("idempotency-key", "k"), long_request());
+    told(&gateway.generate_with(&body, &[key]).await);
+    let claim = || async { deployment.bus.claimed(&"k".parse().unwrap()).await };
+    let claimed = claim().await.unwrap().expect("the claim stays");
+    // Nobody knows which of the gateways is the one that queues it: none takes away what another may be using.
+    for gateway in [&other, &gateway] {
+        told(&gateway.generate_with(&body, &[key]).await);
+        assert_eq!(claim().await.unwrap().as_ref(), Some(&claimed));
+        let record = deployment.bus.job(claimed.record.job).await.unwrap();
+        assert_eq!(record.as_ref(), Some(&claimed.record));
+        let job = gateway.job(claimed.record.job).await;
+        assert_eq!(job["status"], "queued");
+    }
+    deployment.empty(&deployment.topology.ar.name).await;
     let mut queue = deployment.ar_queue().await;
     let headers = [key, ("prefer", "respond-async")];
     let (reply, (job, _)) =
-        tokio::join!(gateway.generate_with(&body, &headers), next_job(&mut queue));
+        tokio::join!(other.generate_with(&body, &headers), next_job(&mut queue));
     assert_eq!(reply.status, 202);
-    assert!(!reply.headers.contains_key("idempotency-replayed"));
+    assert_eq!(reply.headers["idempotency-replayed"], "true");
+    assert_eq!(job.job, claimed.record.job);
     assert_eq!(reply.json()["id"], json!(job.job));
+    gateway.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn a_keyed_request_that_never_found_room_is_an_expired_job() {
+    let deployment = Deployment::start().await;
+    let gateway = before_a_full_queue(&deployment).await;
+    let (key, mut body) = (("idempotency-key", "k"), long_request());
+    body["timeout_s"] = json!(1);
+    told(&gateway.generate_with(&body, &[key]).await);
+    let claimed = deployment.bus.claimed(&"k".parse().unwrap()).await.unwrap();
+    let job = claimed.expect("the claim stays").record.job;
+    until("the deadline", || async {
+        gateway.job(job).await["status"] == "expired"
+    })
+    .await;
+    let again = gateway.generate_with(&body, &[key]).await;
+    assert_eq!(
+        (again.status.as_u16(), again.error_code().as_str()),
+        (504, "deadline_exceeded")
+    );
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn results_that_fill_their_stream_keep_new_jobs_out() {
+    let deployment = Deployment::with_results_max(20_000_000).await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let mut queue = deployment.ar_queue().await;
+    assert_eq!(ask(&gateway, 4).await.status, 202);
+    let (job, delivery) = next_job(&mut queue).await;
+    // 17 of 20 MB: there is room for errors.
+    for output in &job.outputs {
+        let mut result = result(&job, output.index, None);
+        result.outcome.as_mut().unwrap().bytes = vec![7; 4_250_000];
+        deployment.bus.put_result(&result).await.unwrap();
+    }
+    delivery.lease.ack().await;
+    until("the look", || async {
+        gateway.get("/readyz").await.status == 503
+    })
+    .await;
+    let reason = gateway.get("/readyz").await.json()["error"]["message"].clone();
+    assert!(reason.as_str().unwrap().contains("results"), "{reason}");
+    let (key, body) = (("idempotency-key", "k"), json!({ "prompt": "p" }));
+    for headers in [&[][..], &[key]] {
+        let refused = gateway.generate_with(&body, headers).await;
+        assert_eq!(told(&refused), 60);
+    }
+    let claim = deployment.bus.claimed(&"k".parse().unwrap()).await.unwrap();
+    assert_eq!(claim, None);
+    // What is there can be had, and goes when it is old.
+    let path = format!("/v1/images/{}-0/content", job.job);
+    assert_eq!(gateway.get(&path).await.status, 200);
+    deployment.empty(&deployment.topology.results.name).await;
+    until("room", || async { ask(&gateway, 1).await.status == 202 }).await;
     gateway.stop().await;
 }
 

@@ -104,7 +104,18 @@ impl Deployment {
 
     /// With streams and a worker of each role, present and idle; what they do, a test says.
     pub(crate) async fn start() -> Self {
+        Self::bare().await.set_up().await
+    }
+
+    /// The same with room for so many bytes of results.
+    pub(crate) async fn with_results_max(bytes_max: i64) -> Self {
         let mut deployment = Self::bare().await;
+        deployment.topology.results.bytes_max = bytes_max;
+        deployment.set_up().await
+    }
+
+    async fn set_up(self) -> Self {
+        let mut deployment = self;
         deployment.bus.connected().await;
         deployment
             .bus
@@ -230,9 +241,9 @@ impl Deployment {
         }
     }
 
-    pub(crate) async fn empty_ar_stream(&self) {
+    pub(crate) async fn empty(&self, stream: &str) {
         let context = async_nats::jetstream::new(self.nats.clone());
-        let stream = context.get_stream(&self.topology.ar.name).await.unwrap();
+        let stream = context.get_stream(stream).await.unwrap();
         stream.purge().await.unwrap();
     }
 

@@ -1,11 +1,23 @@
 //! From a request to its pictures.
 
+use std::time::Duration;
+
 use opentelemetry::trace::TraceContextExt;
 use protocol::OutputIndex;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
 
-use crate::deployment::{Deployment, GENERATIONS, JSON, TestGateway, next_job, picture, work_once};
+use crate::{
+    deployment::{
+        Deployment, GENERATIONS, JSON, TestGateway, next_job, picture, result, work_once,
+    },
+    jobs::generate_in_background,
+};
 
 fn path_of(url: &Value, gateway: &TestGateway) -> String {
     url.as_str()
@@ -178,5 +190,73 @@ async fn the_clients_trace_goes_on_behind_the_queue() {
         "0af7651916cd43dd8448eb211c80319c"
     );
     assert_ne!(context.span_id().to_string(), "b7ad6b7169203331");
+    gateway.stop().await;
+}
+
+/// Larger than what the kernel takes from a sender whose reader does not read: 4 MB.
+const LARGE_BYTES: usize = 8 * 1024 * 1024;
+
+/// Asks for a picture and then hardly reads.
+async fn slow_reader(gateway: &TestGateway, path: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut stream = socket.connect(gateway.running.address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Waits for the first bytes of an answer.
+async fn is_answered(reader: &mut TcpStream) {
+    let mut status = [0; 15];
+    reader.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn pictures_on_their_way_to_slow_readers_are_bounded() {
+    let deployment = Deployment::start().await;
+    let gateway = deployment.ready_gateway(&[]).await;
+    let mut queue = deployment.ar_queue().await;
+    let body = json!({ "prompt": "p" });
+    let (_, (job, _)) = tokio::join!(
+        generate_in_background(&gateway, &body),
+        next_job(&mut queue)
+    );
+    let mut stored = result(&job, job.outputs[0].index, None);
+    stored.outcome.as_mut().unwrap().bytes = vec![7; LARGE_BYTES];
+    deployment.bus.put_result(&stored).await.unwrap();
+    let path = format!("/v1/images/{}/content", stored.output);
+    let mut readers = Vec::new();
+    for _ in 0..gateway::PICTURES_OUT_MAX {
+        let mut reader = slow_reader(&gateway, &path).await;
+        is_answered(&mut reader).await;
+        readers.push(reader);
+    }
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(slow_reader(&gateway, &path).await);
+    }
+    for other in &mut others {
+        let answered = timeout(Duration::from_millis(300), is_answered(other)).await;
+        assert!(answered.is_err(), "there is no place");
+    }
+    // One that reads on and two that leave, each a place for another one.
+    let mut whole = Vec::new();
+    let mut first = readers.swap_remove(0);
+    first.read_to_end(&mut whole).await.unwrap();
+    assert!(whole.len() > LARGE_BYTES);
+    readers.truncate(readers.len() - 2);
+    for other in &mut others {
+        is_answered(other).await;
+    }
+    drop((readers, others));
+    // Answers without the picture take no place with them.
+    let tag = format!("\"{}\"", stored.output);
+    let known = [("if-none-match", tag.as_str())];
+    for _ in 0..=gateway::PICTURES_OUT_MAX {
+        let reply = gateway.send(Method::GET, &path, &known, vec![]).await;
+        assert_eq!(reply.status, 304);
+    }
     gateway.stop().await;
 }

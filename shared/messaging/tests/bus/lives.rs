@@ -52,6 +52,20 @@ async fn what_cannot_follow_is_refused_and_not_written() {
 }
 
 #[tokio::test]
+async fn a_life_that_an_operator_deleted_starts_again() {
+    let site = Site::start().await;
+    let prior_stored = || site.bus.advance(output(1), LifeEvent::PriorStored, 1);
+    prior_stored().await.unwrap().unwrap();
+    let bucket = site.raw().await.get_key_value("t-outputs").await.unwrap();
+    // Leaves a marker under the key.
+    bucket.delete(output(1).to_string()).await.unwrap();
+    assert_eq!(site.bus.life(output(1)).await.unwrap(), None);
+    let life = prior_stored().await.unwrap().unwrap();
+    assert_eq!(life.state, OutputState::DenoiseWaiting);
+    assert_eq!(site.bus.life(output(1)).await.unwrap(), Some(life));
+}
+
+#[tokio::test]
 async fn of_many_workers_at_once_none_overwrites_another() {
     let site = Site::start().await;
     let mut workers = JoinSet::new();

@@ -5,7 +5,7 @@ use protocol::{Role, topology::Topology};
 
 use crate::{
     common::Broker,
-    site::{Site, connect, prefix},
+    site::{Site, connect, output, picture, prefix},
 };
 
 #[tokio::test]
@@ -133,4 +133,21 @@ async fn what_is_missing_comes_back_although_something_else_differs() {
     assert_eq!(name, "stream t-AR");
     assert_eq!(site.bus.queues().await.unwrap().denoise.held, 0);
     assert!(site.bus.keep(&wanted).await.unwrap().created.is_empty());
+}
+
+#[tokio::test]
+async fn services_accept_the_room_for_results_in_force_and_can_tell_what_is_left() {
+    let mut other = Topology::new(&prefix());
+    other.results.bytes_max = 20_000_000;
+    other.results.age_max = Duration::from_secs(90);
+    other.results.duplicate_window = Duration::from_secs(90);
+    let site = Site::with(other).await;
+    site.bus.verify(&Topology::new(&prefix())).await.unwrap();
+    let empty = site.bus.results_store().await.unwrap().unwrap();
+    assert_eq!(empty.age_max, Duration::from_secs(90));
+    assert_eq!((empty.bytes, empty.bytes_max), (0, Some(20_000_000)));
+    let painted = picture(output(1), vec![1; 100_000]);
+    site.bus.put_result(&painted).await.unwrap();
+    let store = site.bus.results_store().await.unwrap().unwrap();
+    assert!((100_000..110_000).contains(&store.bytes), "{store:?}");
 }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use futures::StreamExt;
 use messaging::Results;
 use protocol::{JobId, OutputIndex, Progress, Stage, topology::Topology};
 use tokio::time::Instant;
@@ -74,6 +75,31 @@ async fn a_result_without_a_notice_is_found_by_the_sweep() {
     assert!(within("the result", watch.next()).await.is_some());
     println!("found by the sweep after {:?}", since.elapsed());
     assert!(since.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test]
+async fn what_has_not_ended_is_not_fetched() {
+    let mut topology = Topology::new(&prefix());
+    topology.results.announce = None;
+    let site = Site::with(topology).await;
+    let raw = site.raw().await.client();
+    let mut fetches = raw.subscribe("$JS.API.DIRECT.GET.t-RES.>").await.unwrap();
+    raw.flush().await.unwrap();
+    let results = listen(&site).await;
+    let job = JobId::from_u128(1);
+    let mut watch = results.watch(job, 10).unwrap();
+    // The look at the start is over once this later job's result is there.
+    site.bus.put_result(&failure(output(2))).await.unwrap();
+    let mut later = results.watch(output(2).job, 1).unwrap();
+    within("the later job", later.next()).await;
+    let ended = job.output(OutputIndex::new(3).unwrap());
+    site.bus.put_result(&failure(ended)).await.unwrap();
+    let result = within("the result", watch.next()).await;
+    assert_eq!(result, Some(failure(ended)));
+    // Behind this answer, the broker has told everything before it.
+    raw.request("$JS.API.INFO", "".into()).await.unwrap();
+    fetches.unsubscribe().await.unwrap();
+    assert_eq!(fetches.count().await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
