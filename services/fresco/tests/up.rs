@@ -279,10 +279,10 @@ fn pid(process: u32) -> Pid {
 const GIVEN_BACK_MAX: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn a_killed_childs_job_is_with_another_at_once() {
+async fn the_job_of_a_killed_child_is_with_another_at_once() {
     let site = Site::new();
     let (up, bus) = site.up_with_workers().await;
-    let mut tooks = Vec::new();
+    let mut times = Vec::new();
     let (class, job) = (PriorityClass::Standard, worker::denoise_job(1));
     bus.publish_denoise_job(class, &job)
         .await
@@ -297,15 +297,15 @@ async fn a_killed_childs_job_is_with_another_at_once() {
             workers.find(|other| !other.held.is_empty() && other.worker != busy.worker)
         });
         let next = next.await;
-        tooks.push(killed.elapsed());
+        times.push(killed.elapsed());
         assert_eq!(next.held[0].output, job.output);
         worker::until("two wait or work", || async {
             (bus.workers().await.ok()?.len() == 2).then_some(())
         })
         .await;
     }
-    println!("killed, and with another after {tooks:?}");
-    assert!(tooks.iter().all(|took| *took < GIVEN_BACK_MAX), "{tooks:?}");
+    println!("killed, and with another after {times:?}");
+    assert!(times.iter().all(|took| *took < GIVEN_BACK_MAX), "{times:?}");
     signal(&up, Signal::SIGTERM);
     end(up).await;
 }

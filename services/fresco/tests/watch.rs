@@ -75,7 +75,7 @@ impl Site {
 #[tokio::test]
 async fn a_killed_workers_job_is_soon_with_another() {
     let site = Site::start().await;
-    let mut tooks = Vec::new();
+    let mut times = Vec::new();
     for job in 1..=3 {
         let mut doomed = site.worker();
         until("the worker waits", || async {
@@ -89,7 +89,7 @@ async fn a_killed_workers_job_is_soon_with_another() {
         doomed.kill();
         let killed = Instant::now();
         let delivery = within("another has it", queue.next()).await;
-        tooks.push(killed.elapsed());
+        times.push(killed.elapsed());
         assert_eq!(delivery.delivered, 2);
         let workers = site.bus.workers().await.unwrap();
         assert!(
@@ -101,12 +101,12 @@ async fn a_killed_workers_job_is_soon_with_another() {
         other.leave();
         other.bus.close().await;
     }
-    println!("killed, and with another after {tooks:?}");
+    println!("killed, and with another after {times:?}");
     assert!(
-        tooks
+        times
             .iter()
             .all(|took| (RECONNECT_MAX..SOON).contains(took)),
-        "{tooks:?}"
+        "{times:?}"
     );
 }
 

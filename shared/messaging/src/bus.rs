@@ -233,7 +233,7 @@ impl Bus {
             .await
             .map_err(|failure| failure.into_bus(subject))?;
         match answer.status {
-            None => Ok((!is_marker(&answer)).then_some(answer)),
+            None => Ok((!is_gone(&answer)).then_some(answer)),
             Some(StatusCode::NOT_FOUND) => Ok(None),
             Some(status) => Err(refused(subject, status, &answer)),
         }
@@ -272,7 +272,7 @@ impl Bus {
                 .map_err(|source| unavailable(source.into()))?;
             let Some(answer) = next else { return Ok(found) };
             match answer.status.map(|status| status.as_u16()) {
-                None if is_marker(&answer) => {}
+                None if is_gone(&answer) => {}
                 None => found.push(answer),
                 // 204: the end of the batch. 404: nothing matches.
                 Some(204 | 404) => return Ok(found),
@@ -326,12 +326,13 @@ pub(crate) fn stored_sequence(message: &NatsMessage) -> Option<u64> {
     sequence.as_str().parse().ok()
 }
 
-/// Whether the message only says that its key is gone.
-fn is_marker(message: &NatsMessage) -> bool {
-    let Some(headers) = &message.headers else {
-        return false;
-    };
+/// Whether a message with these headers only says that its key is gone.
+pub(crate) fn is_marker(headers: &HeaderMap) -> bool {
     headers.get("KV-Operation").is_some() || headers.get("Nats-Marker-Reason").is_some()
+}
+
+fn is_gone(message: &NatsMessage) -> bool {
+    message.headers.as_ref().is_some_and(is_marker)
 }
 
 fn refused(what: &str, status: StatusCode, answer: &NatsMessage) -> BusError {

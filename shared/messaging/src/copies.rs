@@ -15,15 +15,12 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bus::{Bus, REQUEST_TIMEOUT},
+    bus::{Bus, REQUEST_TIMEOUT, is_marker},
     error::BusError,
 };
 
 /// Between two tries to find a copy that has what the leader has: copies are milliseconds behind.
 const COPY_DELAY: Duration = Duration::from_millis(20);
-
-/// The headers of a message that only says that its key is gone: deleted by hand, or run out.
-const MARKER_HEADERS: [&str; 2] = ["KV-Operation", "Nats-Marker-Reason"];
 
 /// The last message of a subject, as the leader has it, and the sequence that compare-and-set compares.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,10 +89,7 @@ impl Bus {
             source,
         })?;
         let sequence = stored.sequence;
-        let is_marker = MARKER_HEADERS
-            .iter()
-            .any(|name| stored.headers.get(*name).is_some());
-        Ok(Some(if is_marker {
+        Ok(Some(if is_marker(&stored.headers) {
             Latest::Deleted { sequence }
         } else {
             let payload = stored.payload;

@@ -150,7 +150,7 @@ mod tests {
         };
         let others = [
             Scene {
-                prompt: "a red fo",
+                prompt: "a red foxes",
                 ..scene
             },
             Scene {

@@ -21,7 +21,7 @@ use super::{
 /// One HTTP request. A frozen gateway holds its connections: a careful client asks another one.
 const TRY_MAX: Duration = Duration::from_secs(8);
 
-/// From the first try to the answer. Longer than a job may take ([`super::run::JOB_TIMEOUT`]).
+/// From the first try to the answer. Longer than a job may take (`run::JOB_TIMEOUT`).
 pub const ANSWER_MAX: Duration = Duration::from_secs(180);
 
 /// Between two tries: what is down comes back within seconds.
