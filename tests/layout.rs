@@ -118,7 +118,7 @@ fn members_use_only_who_they_may() {
 }
 
 #[test]
-fn nobody_links_what_they_must_not() {
+fn nobody_links_what_they_must_not_a19_a62() {
     let (members, metadata) = packages();
     let resolve = metadata.resolve.as_ref().unwrap();
     for (member, forbidden, reason) in MUST_NOT_LINK {

@@ -77,7 +77,7 @@ fn cases() -> Vec<(Value, &'static str, &'static str)> {
 }
 
 #[tokio::test]
-async fn bad_requests_name_their_field_and_publish_nothing() {
+async fn bad_requests_name_their_field_and_publish_nothing_a06_a08_a46() {
     let fleet = Fleet::start(Size {
         denoisers: 1,
         ..Size::default()

@@ -111,7 +111,7 @@ async fn job_in(fleet: &Fleet, api: &Api, state: &str) -> (String, Option<(Strin
 }
 
 #[tokio::test]
-async fn a_job_is_cancelled_in_every_state_and_its_worker_is_free_within_a_step() {
+async fn a_job_is_cancelled_in_every_state_and_its_worker_is_free_within_a_step_a64_a69() {
     let fleet = fleet(1, SLOW).await;
     fleet.script(&[Rule {
         prompt_contains: "poison".into(),
@@ -173,7 +173,7 @@ async fn ask_and_leave(fleet: &Fleet, headers: &'static [(&'static str, &'static
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_its_job_unless_it_may_come_back() {
+async fn a_client_that_leaves_cancels_its_job_unless_it_may_come_back_a05() {
     let fleet = fleet(1, SLOW).await;
     let api = Api::new(&fleet.gateway);
     let cases: [(&[_], _); 4] = [
@@ -300,7 +300,7 @@ async fn race(api: Api, race: Arc<Race>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_cancels_race_with_completions_and_hit_their_own_job_only() {
+async fn two_thousand_cancels_race_with_completions_and_hit_their_own_job_only_a31() {
     let fleet = fleet(4, INSTANT).await;
     let usual = usual_time(&fleet.gateway).await;
     let racing = Arc::new(Race {

@@ -167,7 +167,7 @@ async fn memory_under(flood: &Arc<Flood>, api: &Api, gateway: &Process) -> BTree
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_thousand_requests_are_told_the_truth_and_the_gateway_does_not_grow() {
+async fn twenty_thousand_requests_are_told_the_truth_and_the_gateway_does_not_grow_a28_a66() {
     let mut fleet = Fleet::start(Size {
         denoisers: 2,
         ack_wait: Duration::from_secs(3),

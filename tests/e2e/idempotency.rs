@@ -76,7 +76,7 @@ async fn fifty_requests_of_one_key_at_two_gateways_are_one_picture() {
 }
 
 #[tokio::test]
-async fn a_client_whose_gateway_is_killed_finds_its_job_at_another_one() {
+async fn a_client_whose_gateway_is_killed_finds_its_job_at_another_one_a30() {
     let mut fleet = fleet().await;
     let (_second, other) = fleet.start_gateway("gateway-2", &[]).await;
     let first = Api::new(&fleet.gateway);

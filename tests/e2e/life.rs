@@ -174,7 +174,7 @@ async fn supervised(fleet: &mut Fleet, mut job: JoinSet<Answer>) -> (Answer, usi
 }
 
 #[tokio::test]
-async fn a_prompt_that_kills_its_workers_does_so_three_times_and_no_more() {
+async fn a_prompt_that_kills_its_workers_does_so_three_times_and_no_more_a02() {
     let mut fleet = fleet(3, QUICK).await;
     fleet.script(&[poison(FaultStage::Denoise, Fault::Abort)]);
     let job = in_background(&fleet, vec![request("a poison", 4)]);
@@ -244,7 +244,7 @@ async fn batcher_killed_by(mut fleet: Fleet, fault: Fault) {
 }
 
 #[tokio::test]
-async fn a_worker_that_fails_at_everything_leaves_and_comes_back_healed() {
+async fn a_worker_that_fails_at_everything_leaves_and_comes_back_healed_a67() {
     let mut fleet = fleet(1, QUICK).await;
     let own = fleet.folder().join("broken.json");
     let broken = r#"[{"prompt_contains": "", "stage": "denoise", "fault": "fail"}]"#;
@@ -307,7 +307,7 @@ async fn a_cancelled_painting_frees_its_denoiser_within_a_step() {
 }
 
 #[tokio::test]
-async fn a_cancelled_row_is_withdrawn_and_a_batch_of_cancelled_rows_is_stopped() {
+async fn a_cancelled_row_is_withdrawn_and_a_batch_of_cancelled_rows_is_stopped_a17() {
     let slow_ar = Table {
         ar: ArTimes {
             batch_ms: 4_000.0,
@@ -362,7 +362,7 @@ async fn painted(fleet: &Fleet) -> u64 {
 }
 
 #[tokio::test]
-async fn a_lost_batcher_redoes_only_what_was_not_fanned_out() {
+async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
     let slow_ar = Table {
         ar: ArTimes {
             batch_ms: 400.0,

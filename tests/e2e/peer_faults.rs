@@ -49,6 +49,9 @@ fn every_fault_of_the_peer_has_its_tests_or_a_reason() {
                 .entry(*file)
                 .or_insert_with(|| std::fs::read_to_string(root().join(file)).unwrap_or_default());
             let function = format!("fn {test}(");
+            let is_first = named[1] == *test;
+            let numbered = test.split('_').any(|word| word == format!("a{number:02}"));
+            assert!(numbered || !is_first, "{test} does not name fault {number}");
             assert!(
                 text.contains(&function),
                 "{number}, {fault}: {file} has no {test}"

@@ -36,7 +36,7 @@ fn decoded(picture: &[u8]) -> (u32, u32) {
 }
 
 #[tokio::test]
-async fn a_prompt_becomes_a_picture() {
+async fn a_prompt_becomes_a_picture_a61() {
     let fleet = Fleet::start(Size::default()).await;
 
     // Not square: width and height keep their places through five hops.
@@ -75,7 +75,7 @@ async fn a_prompt_becomes_a_picture() {
 }
 
 #[tokio::test]
-async fn outputs_are_painted_by_different_workers_and_equal_single_pictures() {
+async fn outputs_are_painted_by_different_workers_and_equal_single_pictures_a16_a45_a53() {
     let fleet = Fleet::start(Size::default()).await;
     let two = http::generate(&fleet.gateway, &request(&json!({"n": 2}))).await;
     assert_eq!(two.seeds(), [7, 8]);
@@ -104,7 +104,7 @@ async fn outputs_are_painted_by_different_workers_and_equal_single_pictures() {
 }
 
 #[tokio::test]
-async fn ten_outputs_of_mixed_requests_equal_themselves_alone() {
+async fn ten_outputs_of_mixed_requests_equal_themselves_alone_a51() {
     let fleet = Fleet::start(Size::default()).await;
     // Company of other prompts, sizes and lengths in the AR batch.
     let companions = [
@@ -137,7 +137,7 @@ async fn ten_outputs_of_mixed_requests_equal_themselves_alone() {
 }
 
 #[tokio::test]
-async fn a_missing_seed_is_drawn_and_told() {
+async fn a_missing_seed_is_drawn_and_told_a68() {
     let fleet = Fleet::start(Size::default()).await;
     let mut unseeded = request(&json!({"n": 2}));
     unseeded.as_object_mut().unwrap().remove("seed");

@@ -47,7 +47,7 @@ fn expected(prompt: &str, seed: u64) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_request_gives_the_same_bytes_at_any_time_and_on_any_worker() {
+async fn a_request_gives_the_same_bytes_at_any_time_and_on_any_worker_a63() {
     let fleet = fleet().await;
     let fox = request("a red fox", 1);
     let (one, two) = tokio::join!(
@@ -69,7 +69,7 @@ async fn a_request_gives_the_same_bytes_at_any_time_and_on_any_worker() {
 }
 
 #[tokio::test]
-async fn every_output_is_the_picture_of_its_own_seed() {
+async fn every_output_is_the_picture_of_its_own_seed_a22_a52() {
     let fleet = fleet().await;
     let answer = http::generate(&fleet.gateway, &request("a red fox", 3)).await;
     assert_eq!(answer.seeds(), [7, 8, 9]);
@@ -81,7 +81,7 @@ async fn every_output_is_the_picture_of_its_own_seed() {
 }
 
 #[tokio::test]
-async fn a_scripted_failure_is_its_own_requests_and_ends_with_the_script() {
+async fn a_scripted_failure_is_its_own_requests_and_ends_with_the_script_a01() {
     let fleet = fleet().await;
     let (good, poison) = (request("a red fox", 1), request("a poison", 1));
     for stage in [FaultStage::Prior, FaultStage::Denoise] {

@@ -189,7 +189,7 @@ async fn roll(fleet: &mut Fleet, others: &mut [Process; 2], balancer: &Balancer)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_of_every_role_under_load_fails_no_request() {
+async fn a_rolling_restart_of_every_role_under_load_fails_no_request_a35_a75() {
     let mut fleet = fleet().await;
     let balancer = Arc::new(Balancer::default());
     balancer.add(&fleet.gateway);

@@ -96,7 +96,7 @@ fn runs(command: &str, program: &str) -> bool {
 }
 
 #[tokio::test]
-async fn generate_writes_the_pictures_and_tells_seed_and_times() {
+async fn generate_writes_the_pictures_and_tells_seed_and_times_a77() {
     let up = Up::start().await;
     let out = up.folder.path().join("pictures");
     let output = Command::new(binary("fresco"))

@@ -80,7 +80,7 @@ async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
 }
 
 #[tokio::test]
-async fn a_killed_denoisers_output_is_painted_by_another() {
+async fn a_killed_denoisers_output_is_painted_by_another_a10() {
     let (_, taken_over) = picture_after(Loss::Killed).await;
     assert!(
         taken_over < ACK_WAIT + Duration::from_secs(1),
@@ -95,7 +95,7 @@ async fn a_terminated_denoiser_gives_its_output_back_at_once() {
 }
 
 #[tokio::test]
-async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards() {
+async fn a_frozen_denoiser_loses_its_output_and_works_on_afterwards_a09() {
     let fleet = Fleet::start(Size {
         denoisers: 2,
         ack_wait: ACK_WAIT,
@@ -120,7 +120,7 @@ fn wide_request() -> Value {
 }
 
 #[tokio::test]
-async fn a_lost_ar_batchers_request_is_run_by_another() {
+async fn a_lost_ar_batchers_request_is_run_by_another_a48() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let mut fleet = Fleet::start(Size {
             denoisers: 2,
@@ -144,7 +144,7 @@ async fn a_lost_ar_batchers_request_is_run_by_another() {
 }
 
 #[tokio::test]
-async fn the_ar_stage_works_on_while_a_denoiser_paints() {
+async fn the_ar_stage_works_on_while_a_denoiser_paints_a54() {
     let fleet = Fleet::start(Size {
         denoisers: 1,
         ..Size::default()

@@ -91,7 +91,7 @@ fn pictures_can_be_in_the_answer() {
 }
 
 #[test]
-fn one_failed_output_fails_the_answer_with_its_code() {
+fn one_failed_output_fails_the_answer_with_its_code_a82() {
     let failed = ended(Err(JobError::new(ErrorCode::ArFailed, "no tokens")));
     let both = EndedByOutput::from([(index(0), ended(Ok(()))), (index(1), failed)]);
     let error =

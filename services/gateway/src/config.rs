@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_takes_some_time_and_at_most_a_day() {
+    fn a_job_takes_some_time_and_at_most_a_day_a27() {
         for text in ["0", "-1", "86401", "NaN", "inf", "1m", ""] {
             let parsed =
                 Config::try_parse_from(["fresco-gateway", &format!("--job-timeout-s={text}")]);

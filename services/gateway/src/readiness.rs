@@ -272,7 +272,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn it_takes_one_working_worker_of_each_role() {
+    fn it_takes_one_working_worker_of_each_role_a11_a58() {
         use Role::{ArBatcher, Denoiser, Gateway};
         use WorkerState::{Busy, Draining, Idle, Loading, Quarantined};
         let no_batcher = Some("no ar-batcher is ready");

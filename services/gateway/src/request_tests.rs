@@ -19,7 +19,7 @@ fn refusal(body: &[u8]) -> (ErrorCode, Option<String>) {
 }
 
 #[test]
-fn a_prompt_alone_gets_the_defaults() {
+fn a_prompt_alone_gets_the_defaults_a23() {
     let request = parse(r#"{"prompt": "a red cube"}"#).expect("a prompt is enough");
     assert_eq!(request.prompt.as_str(), "a red cube");
     assert_eq!(
@@ -38,7 +38,7 @@ fn a_prompt_alone_gets_the_defaults() {
 }
 
 #[test]
-fn every_field_is_honoured() {
+fn every_field_is_honoured_a39() {
     let body = json!({
         "prompt": "日本", "model": "glm-image", "n": 10, "size": "96x160", "seed": 7, "num_inference_steps": 1000,
         "guidance_scale": 20, "response_format": "b64_json", "output_format": "png", "user": "someone", "timeout_s": 1.5,

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_row_waits_for_company_and_then_runs() {
+    fn a_lone_row_waits_for_company_and_then_runs_a14() {
         let (mut former, start) = (former(4), Instant::now());
         let row = rows(1, 1, 64);
         assert_eq!(
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sizes_do_not_join_and_the_oldest_goes_first() {
+    fn other_sizes_do_not_join_and_the_oldest_goes_first_a15() {
         let (mut former, start) = (former(2), Instant::now());
         former.apply(Event::Arrived(rows(1, 1, 64)), start);
         // A full batch of another size does not overtake.

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_run_on_the_one_thread_and_see_its_engine() {
+    async fn calls_run_on_the_one_thread_and_see_its_engine_a78() {
         let device = started(40).await;
         let call = |add: u32| {
             device.call(move |engine| {

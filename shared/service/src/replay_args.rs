@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_takes_its_own_flags() {
+    fn an_engine_takes_its_own_flags_a33() {
         for (flags, engine) in [
             ("--model m", Engine::Native),
             ("--engine native --model m --device cpu", Engine::Native),

@@ -29,7 +29,7 @@ fn told(reply: &Reply) -> u64 {
 }
 
 #[tokio::test]
-async fn room_is_counted_in_outputs_over_all_gateways() {
+async fn room_is_counted_in_outputs_over_all_gateways_a72() {
     let deployment = Deployment::start().await;
     let flags = ["--queue-outputs-max=5"];
     let gateway = deployment.ready_gateway(&flags).await;

@@ -84,7 +84,7 @@ async fn pictures_come_in_order_with_seeds_usage_and_timings() {
 }
 
 #[tokio::test]
-async fn pictures_can_be_in_the_answer_and_a_drawn_seed_is_told() {
+async fn pictures_can_be_in_the_answer_and_a_drawn_seed_is_told_a40() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
     let mut queue = deployment.ar_queue().await;
@@ -107,7 +107,7 @@ async fn pictures_can_be_in_the_answer_and_a_drawn_seed_is_told() {
 }
 
 #[tokio::test]
-async fn a_failed_output_fails_the_request_and_the_others_can_be_fetched() {
+async fn a_failed_output_fails_the_request_and_the_others_can_be_fetched_a26() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
     let mut queue = deployment.ar_queue().await;

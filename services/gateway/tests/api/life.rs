@@ -28,7 +28,7 @@ async fn reason(gateway: &crate::deployment::TestGateway) -> String {
 }
 
 #[tokio::test]
-async fn readiness_tells_what_is_missing_and_a_job_without_it_is_refused_at_once() {
+async fn readiness_tells_what_is_missing_and_a_job_without_it_is_refused_at_once_a07() {
     let mut deployment = Deployment::bare().await;
     let gateway = deployment.gateway(&[]).await;
     assert_eq!(gateway.get("/livez").await.status, 200);

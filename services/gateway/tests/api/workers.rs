@@ -16,7 +16,7 @@ async fn of_role(gateway: &TestGateway, role: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn workers_and_queues_are_told_and_no_ack_subject() {
+async fn workers_and_queues_are_told_and_no_ack_subject_a24() {
     let mut deployment = Deployment::start().await;
     deployment.join(Role::Denoiser);
     let gateway = deployment.ready_gateway(&[]).await;

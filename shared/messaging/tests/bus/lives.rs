@@ -34,7 +34,7 @@ async fn a_life_is_moved_on_and_survives_the_broker() {
 }
 
 #[tokio::test]
-async fn what_cannot_follow_is_refused_and_not_written() {
+async fn what_cannot_follow_is_refused_and_not_written_a32() {
     let site = Site::start().await;
     site.bus
         .advance(output(1), LifeEvent::PriorStored, 1)

@@ -71,7 +71,7 @@ async fn a_message_that_comes_while_busy_goes_to_another_worker() {
 }
 
 #[tokio::test]
-async fn progress_keeps_a_message_for_longer_than_the_ack_deadline() {
+async fn progress_keeps_a_message_for_longer_than_the_ack_deadline_a60() {
     let site = Site::start().await;
     let (mut holder, mut other) = (site.queue().await, site.queue().await);
     site.enqueue(&denoise_job(1)).await;
@@ -203,7 +203,7 @@ async fn a_message_that_came_for_a_dropped_next_waits_and_then_goes_back() {
 }
 
 #[test]
-fn a_dead_workers_message_is_redelivered_when_its_deadline_has_passed() {
+fn a_dead_workers_message_is_redelivered_when_its_deadline_has_passed_a12() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     // A runtime of its own, whose end is the worker's: no nak, no goodbye.
     let doomed = tokio::runtime::Runtime::new().unwrap();

@@ -194,7 +194,7 @@ async fn a_removed_job_is_unknown_and_no_other_one() {
 }
 
 #[tokio::test]
-async fn a_job_is_recorded_once() {
+async fn a_job_is_recorded_once_a37_a65() {
     let site = Site::start().await;
     assert_eq!(site.bus.create_job(&record(1)).await.unwrap(), Fence::First);
     assert_eq!(site.bus.create_job(&record(1)).await.unwrap(), Fence::Taken);

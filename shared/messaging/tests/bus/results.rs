@@ -15,7 +15,7 @@ async fn listen(site: &Site) -> Results {
 }
 
 #[tokio::test]
-async fn each_output_comes_once_and_then_the_watch_ends() {
+async fn each_output_comes_once_and_then_the_watch_ends_a29() {
     let site = Site::start().await;
     let results = listen(&site).await;
     let job = JobId::from_u128(1);

@@ -7,7 +7,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use crate::site::{Site, denoise_job, within};
 
 #[tokio::test]
-async fn the_publishers_trace_context_comes_with_the_message() {
+async fn the_publishers_trace_context_comes_with_the_message_a18() {
     global::set_text_map_propagator(TraceContextPropagator::new());
     let site = Site::start().await;
     let state = TraceState::from_key_value([("fresco", "1")]).unwrap();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_codebook_may_stand_in_the_grid() {
+    fn only_the_codebook_may_stand_in_the_grid_a43() {
         let logits = row([0.0, 9.0, 1.0, 2.0, 8.0, 7.0]);
         let sampler = sampler(Draw::Greedy);
         assert_eq!(

@@ -98,7 +98,7 @@ fn a_painter_can_move_to_the_thread_that_owns_the_device() {
 }
 
 #[test]
-fn every_stage_of_every_case_equals_the_reference() {
+fn every_stage_of_every_case_equals_the_reference_a79() {
     let painter = painter();
     for name in CASES {
         let scenario = Scenario::read(name);
