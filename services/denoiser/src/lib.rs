@@ -12,6 +12,7 @@ mod results;
 pub mod torch;
 mod worker;
 
+use batching::Breaker;
 use messaging::{Joining, Membership, ProvisionError, Queue};
 use model::{Checkpoint, Painter};
 use service::{
@@ -20,11 +21,8 @@ use service::{
 };
 
 use crate::{
-    counters::Counters,
-    engine::DenoiseEngine,
-    replay::ReplayEngine,
-    torch::TorchEngine,
-    worker::{Parts, Patience, Worker},
+    counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, torch::TorchEngine,
+    worker::Worker,
 };
 
 /// Who paints.
@@ -131,19 +129,16 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
-    let mut worker = Worker::new(Parts {
+    let mut worker = Worker {
         member: &member,
         engine,
         counters,
         health: health.clone(),
         stop: shutdown.token.clone(),
         tracker: shutdown.tracker.clone(),
-        patience: Patience {
-            attempts_max: args.retry.attempts_max,
-            failures_max: args.retry.failures_max,
-            stall_max: args.retry.stall_max,
-        },
-    });
+        retry: args.retry,
+        breaker: Breaker::new(args.retry.failures_max),
+    };
     let outcome = worker.run(queue).await;
     health.set_not_ready("stopping");
     member.leave();

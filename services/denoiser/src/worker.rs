@@ -11,7 +11,7 @@ use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
     OutputResult, Role, Subject, WorkStage, WorkerState,
 };
-use service::{DeviceThread, DeviceThreadDied, Health, clock::unix_millis, exit::chain};
+use service::{DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
@@ -37,64 +37,18 @@ const REST: Duration = Duration::from_millis(500);
 /// The last words about an attempt of a worker that stops: a broker that does not answer must not hold it up.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 
-/// How patient a worker is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
-    /// With an output.
-    pub(crate) attempts_max: u32,
-    /// With its own engine, until a self-test.
-    pub(crate) failures_max: u32,
-    /// With a device that says nothing.
-    pub(crate) stall_max: Duration,
-}
-
 pub(crate) struct Worker<'a> {
     pub(crate) member: &'a Membership,
     pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
     pub(crate) stop: CancellationToken,
-    tracker: TaskTracker,
-    attempts_max: u32,
-    stall_max: Duration,
-    breaker: Breaker,
-}
-
-/// What a worker is made of.
-pub(crate) struct Parts<'a> {
-    pub(crate) member: &'a Membership,
-    pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
-    pub(crate) counters: Counters,
-    pub(crate) health: Health,
-    pub(crate) stop: CancellationToken,
     pub(crate) tracker: TaskTracker,
-    pub(crate) patience: Patience,
+    pub(crate) retry: RetryArgs,
+    pub(crate) breaker: Breaker,
 }
 
-impl<'a> Worker<'a> {
-    pub(crate) fn new(parts: Parts<'a>) -> Self {
-        let Parts {
-            member,
-            engine,
-            counters,
-            health,
-            stop,
-            tracker,
-            patience,
-        } = parts;
-        Self {
-            member,
-            engine,
-            counters,
-            health,
-            stop,
-            tracker,
-            attempts_max: patience.attempts_max,
-            stall_max: patience.stall_max,
-            breaker: Breaker::new(patience.failures_max),
-        }
-    }
-
+impl Worker<'_> {
     /// Works until told to stop; an error means that the device is gone.
     pub(crate) async fn run(&mut self, mut queue: WorkQueue) -> Result<(), DeviceThreadDied> {
         let mut outcome = Ok(());
@@ -154,7 +108,7 @@ impl<'a> Worker<'a> {
         };
         let asking = Asking {
             worker: &self.member.id,
-            attempts_max: self.attempts_max,
+            attempts_max: self.retry.attempts_max,
             now: unix_millis(),
         };
         match decide(&job, &facts, &asking) {
@@ -189,7 +143,7 @@ impl<'a> Worker<'a> {
         let life = life.unwrap_or_else(|| OutputLife::queued(output, unix_millis()));
         // Asked only when it matters: for an output near its end.
         let tried = life.counted(WorkStage::Denoise).count();
-        let others = if u32::try_from(tried).unwrap_or(u32::MAX) < self.attempts_max {
+        let others = if u32::try_from(tried).unwrap_or(u32::MAX) < self.retry.attempts_max {
             Others::Some
         } else {
             self.others().await?

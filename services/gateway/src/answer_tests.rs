@@ -1,32 +1,11 @@
 //! Bodies of answers, field by field.
 
-use protocol::{DenoiseParameters, JobError, OutputTimings, PriorUsage};
+use protocol::{JobError, OutputTimings, PriorUsage};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fixtures::{index, record};
 use crate::outcome::Ended;
-
-fn record(outputs: u8) -> JobRecord {
-    let seed = |index: OutputIndex| Seed::new(7 + u64::from(index.get())).expect("small");
-    JobRecord {
-        job: JobId::from_u128(1),
-        outputs: OutputIndex::first(outputs)
-            .map(|index| OutputRequest {
-                index,
-                seed: seed(index),
-            })
-            .collect(),
-        size: ImageSize::new(96, 160).expect("allowed"),
-        format: ImageFormat::Png,
-        denoise: DenoiseParameters::new(30, 1.5).expect("allowed"),
-        accepted_at: 10_000,
-        deadline_at: 610_000,
-    }
-}
-
-fn index(index: u8) -> OutputIndex {
-    OutputIndex::new(index).expect("below 10")
-}
 
 fn ended(outcome: Result<(), JobError>) -> Ended {
     let timings = OutputTimings {

@@ -29,6 +29,8 @@ mod body;
 mod config;
 mod counters;
 mod ends;
+#[cfg(test)]
+mod fixtures;
 mod follow;
 mod gateway;
 mod job_answer;

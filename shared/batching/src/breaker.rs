@@ -1,6 +1,22 @@
 //! When a worker stops trusting itself.
 
+use std::{iter::successors, time::Duration};
+
 use protocol::OutputId;
+
+/// Pause before the first self-test: what was bad may have been three bad prompts.
+const SELF_TEST_PAUSE_MIN: Duration = Duration::from_secs(2);
+
+/// Longest pause between later ones: a broken device does not heal by being asked, a restarted driver or server is
+/// noticed in a minute.
+const SELF_TEST_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// The pause before each self-test of a worker that takes no work; without end.
+pub fn self_test_pauses() -> impl Iterator<Item = Duration> {
+    successors(Some(SELF_TEST_PAUSE_MIN), |pause| {
+        Some((*pause * 2).min(SELF_TEST_PAUSE_MAX))
+    })
+}
 
 /// Counts failures of the worker's own engine in a row. One success forgives them all, and an output that fails again
 /// counts once: a bad prompt now and then is no reason to leave, an engine that fails at everything is.
@@ -48,6 +64,15 @@ mod tests {
 
     fn output(job: u128) -> OutputId {
         JobId::from_u128(job).output(OutputIndex::FIRST)
+    }
+
+    #[test]
+    fn self_tests_come_ever_more_seldom_and_never_end() {
+        let pauses: Vec<u64> = self_test_pauses()
+            .take(7)
+            .map(|pause| pause.as_secs())
+            .collect();
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60]);
     }
 
     #[test]

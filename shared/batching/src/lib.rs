@@ -21,7 +21,7 @@ pub mod admission;
 mod breaker;
 mod retry;
 
-pub use breaker::Breaker;
+pub use breaker::{Breaker, self_test_pauses};
 pub use retry::{Others, Start, is_retried, may_start};
 
 use std::{

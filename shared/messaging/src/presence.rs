@@ -4,7 +4,7 @@
 
 use async_nats::HeaderMap;
 use protocol::{
-    WorkerId, WorkerPresence, decode, encode,
+    WorkerId, WorkerPresence, WorkerState, decode, encode,
     limits::{PRESENCE_PERIOD, PRESENCE_TTL},
 };
 use tokio::{
@@ -36,6 +36,15 @@ impl Presence {
         let (now, changes) = watch::channel(first);
         tracker.spawn(refresh(bus.clone(), changes, shutdown));
         Self { now }
+    }
+
+    /// The worker takes no work for this reason; or takes work again. Either way it holds nothing.
+    pub fn quarantine(&self, reason: Option<String>) {
+        let state = match reason {
+            Some(_) => WorkerState::Quarantined,
+            None => WorkerState::Idle,
+        };
+        self.update(|now| (now.state, now.held, now.reason) = (state, Vec::new(), reason));
     }
 
     /// Changes what is told, and tells the broker at once.

@@ -51,6 +51,14 @@ impl Health {
             .send_replace(Readiness::NotReady(reason.into()));
     }
 
+    /// It takes no work for this reason; or takes work again.
+    pub fn set_quarantine(&self, reason: Option<&str>) {
+        match reason {
+            Some(reason) => self.set_not_ready(reason),
+            None => self.set_ready(),
+        }
+    }
+
     /// Whether the broker is there; on top of the readiness set otherwise.
     pub fn set_connected(&self, connected: bool) {
         self.connected.send_replace(connected);

@@ -212,13 +212,13 @@ impl Worker<'_> {
     async fn stalled(&self, painting: &Painting) {
         let mut progress = painting.progress.clone();
         progress.mark_unchanged();
-        while let Ok(changed) = timeout(self.stall_max, progress.changed()).await {
+        while let Ok(changed) = timeout(self.retry.stall_max, progress.changed()).await {
             if changed.is_err() {
                 // The painting has ended, and says how.
                 std::future::pending::<()>().await;
             }
         }
-        let stall_max_s = self.stall_max.as_secs_f64();
+        let stall_max_s = self.retry.stall_max.as_secs_f64();
         tracing::error!(output = %painting.job.output, stall_max_s, "the device hangs");
     }
 

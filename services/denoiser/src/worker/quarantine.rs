@@ -1,18 +1,10 @@
 //! A worker whose engine failed too often in a row takes nothing until a self-test succeeds.
 
-use std::time::Duration;
-
-use protocol::WorkerState;
+use batching::self_test_pauses;
 use service::DeviceThreadDied;
 use tokio::time::{sleep, timeout};
 
 use super::Worker;
-
-/// Pause before the first self-test: what was bad may have been three bad prompts.
-const SELF_TEST_PAUSE_MIN: Duration = Duration::from_secs(2);
-
-/// Pause between later ones: a broken device does not heal by being asked, a restarted driver is noticed in a minute.
-const SELF_TEST_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 impl Worker<'_> {
     /// Returns when the engine works again, or the worker is to stop.
@@ -24,13 +16,13 @@ impl Worker<'_> {
             "taking no more work until a self-test succeeds"
         );
         self.tell(Some(why.clone()));
-        let (stop, mut pause) = (self.stop.clone(), SELF_TEST_PAUSE_MIN);
-        loop {
+        let stop = self.stop.clone();
+        for pause in self_test_pauses() {
             let test = async {
                 sleep(pause).await;
                 let test = self.engine.call(|engine| engine.self_test());
                 // A device that hangs heals with its process, if at all.
-                timeout(self.stall_max, test)
+                timeout(self.retry.stall_max, test)
                     .await
                     .map_err(|_| DeviceThreadDied)?
             };
@@ -40,7 +32,6 @@ impl Worker<'_> {
                 Some(Err(error)) => {
                     tracing::error!(%error, "self-test failed");
                     self.tell(Some(format!("{why}; self-test: {}", error.text)));
-                    pause = (pause * 2).min(SELF_TEST_PAUSE_MAX);
                 }
             }
         }
@@ -52,17 +43,7 @@ impl Worker<'_> {
 
     /// In its health and to the fleet.
     fn tell(&self, reason: Option<String>) {
-        match &reason {
-            Some(reason) => self.health.set_not_ready(reason.clone()),
-            None => self.health.set_ready(),
-        }
-        self.member.presence.update(|now| {
-            now.state = if reason.is_some() {
-                WorkerState::Quarantined
-            } else {
-                WorkerState::Idle
-            };
-            (now.held, now.reason) = (Vec::new(), reason);
-        });
+        self.health.set_quarantine(reason.as_deref());
+        self.member.presence.quarantine(reason);
     }
 }
