@@ -11,7 +11,7 @@ use std::{
 
 use integration::{
     api::{Api, IN_BACKGROUND, first_output},
-    fleet::{Engine, Fleet, Size, until},
+    fleet::{Fleet, until},
 };
 use nix::sys::signal::Signal;
 use protocol::Role;
@@ -34,15 +34,6 @@ const SLOW: Table = Table {
         decode_ms: 2.0,
     },
 };
-
-async fn fleet(denoisers: usize, table: Table) -> Fleet {
-    let fleet = Fleet::start(Size {
-        denoisers,
-        ack_wait: Duration::from_secs(3),
-        engine: Engine::Replay(table),
-    });
-    fleet.await
-}
 
 fn narrow(steps: u32) -> Value {
     json!({"prompt": "a fox", "size": "32x32", "seed": 7, "num_inference_steps": steps})
@@ -112,7 +103,7 @@ async fn job_in(fleet: &Fleet, api: &Api, state: &str) -> (String, Option<(Strin
 
 #[tokio::test]
 async fn a_job_is_cancelled_in_every_state_and_its_worker_is_free_within_a_step_a64_a69() {
-    let fleet = fleet(1, SLOW).await;
+    let fleet = Fleet::replay(1, SLOW).await;
     fleet.script(&[Rule {
         prompt_contains: "poison".into(),
         stage: FaultStage::Prior,
@@ -174,7 +165,7 @@ async fn ask_and_leave(fleet: &Fleet, headers: &'static [(&'static str, &'static
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_job_unless_it_may_come_back_a05() {
-    let fleet = fleet(1, SLOW).await;
+    let fleet = Fleet::replay(1, SLOW).await;
     let api = Api::new(&fleet.gateway);
     let cases: [(&[_], _); 4] = [
         (&[], "cancelled"),
@@ -301,7 +292,7 @@ async fn race(api: Api, race: Arc<Race>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_cancels_race_with_completions_and_hit_their_own_job_only_a31() {
-    let fleet = fleet(4, INSTANT).await;
+    let fleet = Fleet::replay(4, INSTANT).await;
     let usual = usual_time(&fleet.gateway).await;
     let racing = Arc::new(Race {
         next: AtomicU64::new(0),

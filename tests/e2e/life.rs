@@ -7,7 +7,7 @@ use std::{
 
 use integration::{
     binary,
-    fleet::{Engine, Fleet, Size, until},
+    fleet::{Fleet, REPLAY_ACK_WAIT, until},
     http::{self, Answer},
 };
 use protocol::{
@@ -17,8 +17,6 @@ use protocol::{
 use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-
-const ACK_WAIT: Duration = Duration::from_secs(3);
 
 /// One step of [`SLOW`].
 const STEP: Duration = Duration::from_millis(250);
@@ -41,21 +39,6 @@ const SLOW: Table = Table {
     },
     ..QUICK
 };
-
-async fn fleet(denoisers: usize, table: Table) -> Fleet {
-    fleet_with(denoisers, table, &[]).await
-}
-
-async fn fleet_with(denoisers: usize, table: Table, flags: &[&str]) -> Fleet {
-    let size = Size {
-        denoisers,
-        ack_wait: ACK_WAIT,
-        engine: Engine::Replay(table),
-    };
-    let fleet = Fleet::start_with(size, flags).await;
-    fleet.script(&[]);
-    fleet
-}
 
 fn request(prompt: &str, steps: u32) -> Value {
     json!({"prompt": prompt, "size": "32x32", "seed": 7, "num_inference_steps": steps})
@@ -92,7 +75,7 @@ async fn cancel(fleet: &Fleet, output: OutputId) {
 
 #[tokio::test]
 async fn a_poison_prompt_is_given_up_and_everything_else_goes_on() {
-    let fleet = fleet(3, QUICK).await;
+    let fleet = Fleet::replay(3, QUICK).await;
     fleet.script(&[poison(FaultStage::Denoise, Fault::Fail)]);
     let mut requests = vec![request("a poison", 4)];
     requests.extend((0..12).map(|i| request(&format!("fox {i}"), 4)));
@@ -117,7 +100,7 @@ async fn a_poison_prompt_is_given_up_and_everything_else_goes_on() {
 
 #[tokio::test]
 async fn a_dead_letter_can_be_replayed_once_the_poison_is_gone() {
-    let fleet = fleet(2, QUICK).await;
+    let fleet = Fleet::replay(2, QUICK).await;
     fleet.script(&[poison(FaultStage::Denoise, Fault::Fail)]);
     let failed = http::generate(&fleet.gateway, &request("a poison", 4)).await;
     assert_eq!(failed.error().0, "attempts_exhausted");
@@ -175,7 +158,7 @@ async fn supervised(fleet: &mut Fleet, mut job: JoinSet<Answer>) -> (Answer, usi
 
 #[tokio::test]
 async fn a_prompt_that_kills_its_workers_does_so_three_times_and_no_more_a02() {
-    let mut fleet = fleet(3, QUICK).await;
+    let mut fleet = Fleet::replay(3, QUICK).await;
     fleet.script(&[poison(FaultStage::Denoise, Fault::Abort)]);
     let job = in_background(&fleet, vec![request("a poison", 4)]);
     let (answer, deaths) = supervised(&mut fleet, job).await;
@@ -188,13 +171,13 @@ async fn a_prompt_that_kills_its_workers_does_so_three_times_and_no_more_a02() {
 
 #[tokio::test]
 async fn a_prompt_that_kills_its_batcher_costs_its_companions_one_batch() {
-    let fleet = fleet(1, QUICK).await;
+    let fleet = Fleet::replay(1, QUICK).await;
     batcher_killed_by(fleet, Fault::Abort).await;
 }
 
 #[tokio::test]
 async fn a_prompt_that_breaks_the_ar_engine_costs_its_companions_one_batch() {
-    let fleet = fleet(1, QUICK).await;
+    let fleet = Fleet::replay(1, QUICK).await;
     batcher_killed_by(fleet, Fault::Panic).await;
 }
 
@@ -203,13 +186,13 @@ const STALL: [&str; 2] = ["--stall-max-s", "1"];
 
 #[tokio::test]
 async fn a_prompt_that_hangs_the_ar_engine_costs_its_companions_one_batch() {
-    let fleet = fleet_with(1, QUICK, &STALL).await;
+    let fleet = Fleet::replay_with(1, QUICK, &STALL).await;
     batcher_killed_by(fleet, Fault::Hang).await;
 }
 
 #[tokio::test]
 async fn a_prompt_that_hangs_its_denoisers_does_so_three_times_and_no_more() {
-    let mut fleet = fleet_with(2, QUICK, &STALL).await;
+    let mut fleet = Fleet::replay_with(2, QUICK, &STALL).await;
     fleet.script(&[poison(FaultStage::Denoise, Fault::Hang)]);
     let job = in_background(&fleet, vec![request("a poison", 4)]);
     let (answer, _) = supervised(&mut fleet, job).await;
@@ -245,7 +228,7 @@ async fn batcher_killed_by(mut fleet: Fleet, fault: Fault) {
 
 #[tokio::test]
 async fn a_worker_that_fails_at_everything_leaves_and_comes_back_healed_a67() {
-    let mut fleet = fleet(1, QUICK).await;
+    let mut fleet = Fleet::replay(1, QUICK).await;
     let own = fleet.folder().join("broken.json");
     let broken = r#"[{"prompt_contains": "", "stage": "denoise", "fault": "fail"}]"#;
     std::fs::write(&own, broken).unwrap();
@@ -282,7 +265,7 @@ async fn a_worker_that_fails_at_everything_leaves_and_comes_back_healed_a67() {
 
 #[tokio::test]
 async fn a_cancelled_painting_frees_its_denoiser_within_a_step() {
-    let fleet = fleet(1, SLOW).await;
+    let fleet = Fleet::replay(1, SLOW).await;
     let jobs = in_background(&fleet, vec![request("a fox", 40)]);
     let (_, output) = fleet.until_painting().await;
     cancel(&fleet, output).await;
@@ -315,7 +298,7 @@ async fn a_cancelled_row_is_withdrawn_and_a_batch_of_cancelled_rows_is_stopped_a
         },
         ..QUICK
     };
-    let fleet = fleet(1, slow_ar).await;
+    let fleet = Fleet::replay(1, slow_ar).await;
     let mut running = in_background(&fleet, vec![request("runs", 1)]);
     fleet.until_ar_runs().await;
     let waiting = in_background(&fleet, vec![request("waits", 1)]);
@@ -370,7 +353,7 @@ async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
         },
         ..QUICK
     };
-    let mut fleet = fleet(2, slow_ar).await;
+    let mut fleet = Fleet::replay(2, slow_ar).await;
     // Ten outputs in batches of eight: two batches.
     let mut wide = request("a fox", 1);
     wide["n"] = json!(10);
@@ -402,7 +385,7 @@ async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
 
 #[tokio::test]
 async fn a_life_tells_where_an_output_is_and_who_tried() {
-    let mut fleet = fleet(2, SLOW).await;
+    let mut fleet = Fleet::replay(2, SLOW).await;
     let job = in_background(&fleet, vec![request("a fox", 8)]);
     let (worker, output) = fleet.until_painting().await;
     let life = fleet.bus.life(output).await.unwrap().unwrap();
@@ -434,7 +417,7 @@ async fn a_batcher_that_is_told_to_stop_is_no_failure_of_its_outputs() {
         },
         ..QUICK
     };
-    let mut fleet = fleet(1, slow_ar).await;
+    let mut fleet = Fleet::replay(1, slow_ar).await;
     let mut wide = request("a fox", 1);
     wide["n"] = json!(3);
     let job = in_background(&fleet, vec![wide]);
@@ -453,11 +436,11 @@ async fn a_batcher_that_is_told_to_stop_is_no_failure_of_its_outputs() {
 
 #[tokio::test]
 async fn a_broker_that_is_away_is_no_failure_of_the_outputs() {
-    let mut fleet = fleet(1, SLOW).await;
+    let mut fleet = Fleet::replay(1, SLOW).await;
     let job = in_background(&fleet, vec![request("a fox", 30)]);
     let (_, output) = fleet.until_painting().await;
     fleet.broker.kill();
-    tokio::time::sleep(ACK_WAIT + Duration::from_secs(2)).await;
+    tokio::time::sleep(REPLAY_ACK_WAIT + Duration::from_secs(2)).await;
     fleet.broker.start_again();
     let answer = job.join_all().await.remove(0);
     assert_eq!(answer.data().len(), 1);
@@ -472,7 +455,7 @@ async fn a_broker_that_is_away_is_no_failure_of_the_outputs() {
 
 #[tokio::test]
 async fn work_without_a_gateway_ends_at_its_deadline_all_the_same() {
-    let mut fleet = fleet(1, SLOW).await;
+    let mut fleet = Fleet::replay(1, SLOW).await;
     let job: JobId = JobId::generate();
     let output = job.output(OutputIndex::FIRST);
     fleet.gateway_process.kill();

@@ -14,7 +14,7 @@ use std::{
 use integration::{
     api::{Api, first_output},
     binary,
-    fleet::{Engine, Fleet, Size, until},
+    fleet::{Fleet, until},
     process::Process,
     root,
 };
@@ -71,17 +71,6 @@ const QUICK: Table = Table {
         decode_ms: 1.0,
     },
 };
-
-async fn fleet(denoisers: usize, table: Table) -> Fleet {
-    let fleet = Fleet::start(Size {
-        denoisers,
-        ack_wait: Duration::from_secs(3),
-        engine: Engine::Replay(table),
-    });
-    let fleet = fleet.await;
-    fleet.script(&[]);
-    fleet
-}
 
 fn request(prompt: &str, steps: u32) -> Value {
     json!({"prompt": prompt, "size": "32x32", "seed": 7, "num_inference_steps": steps})
@@ -235,7 +224,7 @@ async fn a59_a_proxy_in_the_environment_changes_nothing(fleet: &Fleet) {
 
 #[tokio::test]
 async fn faults_of_messages_processes_and_surroundings() {
-    let mut fleet = fleet(2, QUICK).await;
+    let mut fleet = Fleet::replay(2, QUICK).await;
     let api = Api::new(&fleet.gateway);
     a03_a38_broken_messages_stop_nobody(&mut fleet, &api).await;
     a41_a_taken_port_is_an_error(&fleet, &api).await;
@@ -254,7 +243,7 @@ const LONG_STEP: Table = Table {
 
 #[tokio::test]
 async fn a04_a_worker_whose_job_ran_out_of_time_gets_no_second_one_and_nobody_waits_for_it() {
-    let fleet = fleet(2, LONG_STEP).await;
+    let fleet = Fleet::replay(2, LONG_STEP).await;
     let api = Api::new(&fleet.gateway);
     let mut hurried = request("a fox", 1);
     hurried["timeout_s"] = json!(0.5);
@@ -295,7 +284,7 @@ async fn a49_every_request_of_concurrent_clients_succeeds() {
         },
         ..QUICK
     };
-    let fleet = fleet(4, slow_ar).await;
+    let fleet = Fleet::replay(4, slow_ar).await;
     let client = |i: usize| {
         let api = Api::new(&fleet.gateway);
         async move {

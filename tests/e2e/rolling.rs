@@ -15,7 +15,7 @@ use integration::{
     http,
     process::Process,
 };
-use protocol::{Role, WorkerState};
+use protocol::Role;
 use replay::{ArTimes, DenoiseTimes, Table};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -146,10 +146,9 @@ async fn until_working(fleet: &Fleet, process: &Process) {
     let id = process.id();
     until("the new worker is there", || async {
         let workers = fleet.bus.workers().await.ok()?;
-        let works = |state| matches!(state, WorkerState::Idle | WorkerState::Busy);
         let mut workers = workers.iter();
         workers
-            .any(|worker| worker.process == id && works(worker.state))
+            .any(|worker| worker.process == id && worker.state.takes_work())
             .then_some(())
     })
     .await;

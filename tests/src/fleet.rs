@@ -18,6 +18,9 @@ use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
 
+/// The ack deadline of [`Fleet::replay`].
+pub const REPLAY_ACK_WAIT: Duration = Duration::from_secs(3);
+
 /// Who writes and paints.
 #[derive(Debug, Clone, Copy)]
 pub enum Engine {
@@ -77,7 +80,24 @@ impl Fleet {
         Self::start_with(size, &[]).await
     }
 
+    /// A replay fleet with an empty script. Its ack deadline is short, so that a lost worker does not cost 15 s.
+    pub async fn replay(denoisers: usize, table: Table) -> Self {
+        Self::replay_with(denoisers, table, &[]).await
+    }
+
     /// The same with these flags for every worker besides.
+    pub async fn replay_with(denoisers: usize, table: Table, flags: &[&str]) -> Self {
+        let size = Size {
+            denoisers,
+            ack_wait: REPLAY_ACK_WAIT,
+            engine: Engine::Replay(table),
+        };
+        let fleet = Self::start_with(size, flags).await;
+        fleet.script(&[]);
+        fleet
+    }
+
+    /// As [`Fleet::start`], with these flags for every worker besides.
     pub async fn start_with(size: Size, flags: &[&str]) -> Self {
         let broker = Broker::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use batching::Others;
+use batching::{Others, is_tried};
 use futures::future::join_all;
 use messaging::{BusError, Fence, Membership};
-use protocol::{
-    DeadLetter, DeadMessage, LifeEvent, OutputId, OutputLife, OutputResult, Role, WorkStage,
-    WorkerState,
-};
+use protocol::{DeadLetter, DeadMessage, LifeEvent, OutputId, OutputLife, OutputResult, WorkStage};
 use service::{clock::unix_millis, exit::chain};
 
 use crate::{
@@ -76,20 +73,9 @@ impl Bench<'_> {
 
     /// Whether another batcher takes work; asked only when one of the lives has used up its attempts.
     pub(crate) async fn others_if_tried(&self, lives: &[OutputLife]) -> Result<Others, BusError> {
-        let tried = |life: &OutputLife| {
-            let counted = life.counted(WorkStage::Prior).count();
-            u32::try_from(counted).unwrap_or(u32::MAX) >= self.attempts_max
-        };
-        if !lives.iter().any(tried) {
-            return Ok(Others::Some);
-        }
-        let workers = self.member.bus.workers().await?;
-        let helps = workers.iter().any(|worker| {
-            worker.role == Role::ArBatcher
-                && worker.worker != self.member.id
-                && matches!(worker.state, WorkerState::Idle | WorkerState::Busy)
-        });
-        Ok(if helps { Others::Some } else { Others::None })
+        let tried = |life| is_tried(life, WorkStage::Prior, self.attempts_max);
+        let others = !lives.iter().any(tried) || self.member.has_company().await?;
+        Ok(others.into())
     }
 
     /// Puts an output among the dead letters and answers for it. The letter first: with the result the client hears

@@ -48,8 +48,6 @@ struct Running {
     stop: CancellationToken,
     /// It was told to stop because nobody needs it any more.
     unneeded: bool,
-    /// `ends` has spoken.
-    ended: bool,
     ends: oneshot::Receiver<Result<Vec<(OutputId, RowEnd)>, EngineError>>,
 }
 
@@ -223,7 +221,6 @@ impl<'a> Driver<'a> {
             started_at: unix_millis(),
             stop,
             unneeded: false,
-            ended: false,
             ends,
         });
         self.show(WorkerState::Busy);
@@ -237,9 +234,7 @@ async fn running(running: &mut Option<Running>) -> Result<Vec<(OutputId, RowEnd)
     let Some(batch) = running else {
         return std::future::pending().await;
     };
-    let ends = (&mut batch.ends).await;
-    batch.ended = true;
-    match ends {
+    match (&mut batch.ends).await {
         Ok(Err(EngineError::Stopped)) if batch.unneeded => Ok(Vec::new()),
         Ok(ends) => ends,
         Err(_) => Err(EngineError::Gone(BatchDied.into())),

@@ -75,33 +75,20 @@ pub(crate) fn too_late() -> JobError {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{
-        DenoiseParameters, ImageFormat, ImageSize, JobId, LifeEvent, OutputIndex, PriorTokens,
-        PriorUsage, Seed,
-    };
+    use protocol::{ImageSize, LifeEvent, PriorTokens};
 
     use super::*;
+    use crate::fixtures;
 
     const DEADLINE: UnixMillis = 1_000;
 
     fn job(prior_columns: u16) -> DenoiseJob {
         let ids = vec![0; usize::from(prior_columns)];
         DenoiseJob {
-            output: JobId::from_u128(1).output(OutputIndex::FIRST),
-            prompt: "p".into(),
-            seed: Seed::new(7).expect("small"),
             size: ImageSize::new(64, 32).expect("multiples of 32"),
-            format: ImageFormat::Png,
-            denoise: DenoiseParameters::new(4, 1.5).expect("in range"),
             prior: PriorTokens::new(1, prior_columns, ids).expect("fills the grid"),
-            usage: PriorUsage {
-                prompt_tokens: 1,
-                generated_tokens: 1,
-            },
-            accepted_at: 0,
-            ar_started_at: 0,
-            ar_finished_at: 0,
             deadline_at: DEADLINE,
+            ..fixtures::job("p", 4)
         }
     }
 

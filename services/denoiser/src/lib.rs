@@ -7,6 +7,8 @@
 mod counters;
 mod decide;
 pub mod engine;
+#[cfg(test)]
+mod fixtures;
 pub mod replay;
 mod results;
 pub mod torch;

@@ -103,32 +103,20 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> JobError {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{
-        DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, PriorUsage, Seed,
-    };
+    use protocol::{ImageSize, Seed};
     use replay::{ArTimes, DenoiseTimes, Table, prior_tokens};
 
     use super::*;
+    use crate::fixtures;
 
     fn job(prompt: &str, steps: u16) -> DenoiseJob {
         let (seed, size) = (Seed::new(7), ImageSize::new(64, 32));
         let (seed, size) = (seed.expect("small"), size.expect("multiples of 32"));
         DenoiseJob {
-            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
-            prompt: prompt.into(),
             seed,
             size,
-            format: ImageFormat::Png,
-            denoise: DenoiseParameters::new(steps, 1.5).expect("in range"),
             prior: prior_tokens(seed, size),
-            usage: PriorUsage {
-                prompt_tokens: 1,
-                generated_tokens: 1,
-            },
-            accepted_at: 0,
-            ar_started_at: 0,
-            ar_finished_at: 0,
-            deadline_at: 1,
+            ..fixtures::job(prompt, steps)
         }
     }
 

@@ -144,9 +144,8 @@ fn failed(error: &ModelError) -> JobError {
 mod tests {
     use std::path::Path;
 
-    use protocol::{ImageFormat, ImageSize, JobId, OutputIndex, PriorTokens, PriorUsage, Seed};
-
     use super::*;
+    use crate::fixtures::job;
 
     fn engine() -> TorchEngine {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
@@ -158,26 +157,6 @@ mod tests {
             threads: 1,
         };
         TorchEngine::load(&args).expect("the tiny checkpoint")
-    }
-
-    fn job(steps: u16) -> DenoiseJob {
-        DenoiseJob {
-            output: JobId::from_u128(1).output(OutputIndex::new(0).expect("0 is an index")),
-            prompt: "a red fox".into(),
-            seed: Seed::new(7).expect("small"),
-            size: ImageSize::new(32, 32).expect("multiples of 32"),
-            format: ImageFormat::Png,
-            denoise: DenoiseParameters::new(steps, 1.5).expect("in range"),
-            prior: PriorTokens::new(1, 1, vec![3]).expect("fills the grid"),
-            usage: PriorUsage {
-                prompt_tokens: 1,
-                generated_tokens: 1,
-            },
-            accepted_at: 0,
-            ar_started_at: 0,
-            ar_finished_at: 0,
-            deadline_at: 1,
-        }
     }
 
     /// Whether there is a picture.
@@ -217,8 +196,8 @@ mod tests {
     #[test]
     fn a_stop_is_heard_before_the_first_step() {
         let (engine, stop) = (engine(), CancellationToken::new());
-        assert!(paint(&engine, &job(1), &stop));
+        assert!(paint(&engine, &job("a red fox", 1), &stop));
         stop.cancel();
-        assert!(!paint(&engine, &job(1), &stop));
+        assert!(!paint(&engine, &job("a red fox", 1), &stop));
     }
 }

@@ -5,11 +5,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use batching::{Breaker, Others};
+use batching::{Breaker, is_tried};
 use messaging::{BusError, Delivery, EndWatch, Fence, Lease, Membership, PublishError, WorkQueue};
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
-    OutputResult, Role, Subject, WorkStage, WorkerState,
+    OutputResult, Subject, WorkStage, WorkerState,
 };
 use service::{DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain};
 use tokio::time::{sleep, timeout};
@@ -141,28 +141,13 @@ impl Worker<'_> {
         let bus = &self.member.bus;
         let (answered, life) = tokio::try_join!(bus.has_result(output), bus.life(output))?;
         let life = life.unwrap_or_else(|| OutputLife::queued(output, unix_millis()));
-        // Asked only when it matters: for an output near its end.
-        let tried = life.counted(WorkStage::Denoise).count();
-        let others = if u32::try_from(tried).unwrap_or(u32::MAX) < self.retry.attempts_max {
-            Others::Some
-        } else {
-            self.others().await?
-        };
+        let tried = is_tried(&life, WorkStage::Denoise, self.retry.attempts_max);
+        let others = !tried || self.member.has_company().await?;
         Ok(Facts {
             answered,
             life,
-            others,
+            others: others.into(),
         })
-    }
-
-    async fn others(&self) -> Result<Others, BusError> {
-        let workers = self.member.bus.workers().await?;
-        let helps = workers.iter().any(|worker| {
-            worker.role == Role::Denoiser
-                && worker.worker != self.member.id
-                && matches!(worker.state, WorkerState::Idle | WorkerState::Busy)
-        });
-        Ok(if helps { Others::Some } else { Others::None })
     }
 
     async fn start(

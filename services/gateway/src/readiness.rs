@@ -233,11 +233,9 @@ fn judge(seen: &Seen, job_timeout: Duration, result_ttl: Duration) -> Readiness 
             "results fill {filled} % of their stream, and no job is let in from {RESULTS_FILL_PERCENT_MAX} % on"
         ));
     }
-    let takes_work =
-        |worker: &WorkerPresence| matches!(worker.state, WorkerState::Idle | WorkerState::Busy);
     for role in [Role::ArBatcher, Role::Denoiser] {
         let of_role = || seen.workers.iter().filter(|worker| worker.role == role);
-        if of_role().any(takes_work) {
+        if of_role().any(|worker| worker.state.takes_work()) {
             continue;
         }
         let quarantined = of_role().filter(|worker| worker.state == WorkerState::Quarantined);

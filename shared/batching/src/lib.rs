@@ -22,7 +22,7 @@ mod breaker;
 mod retry;
 
 pub use breaker::{Breaker, self_test_pauses};
-pub use retry::{Others, Start, is_retried, may_start};
+pub use retry::{Others, Start, is_retried, is_tried, may_start};
 
 use std::{
     collections::VecDeque,

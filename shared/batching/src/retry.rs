@@ -27,6 +27,22 @@ pub enum Start {
     GiveUp,
 }
 
+impl From<bool> for Others {
+    fn from(any: bool) -> Self {
+        if any { Self::Some } else { Self::None }
+    }
+}
+
+/// Whether an output with this `life` may have used up its attempts at `stage`: only then [`may_start`] depends on
+/// other workers, and is it worth asking for them.
+pub fn is_tried(life: &OutputLife, stage: WorkStage, attempts_max: u32) -> bool {
+    reaches(life.counted(stage).count(), attempts_max)
+}
+
+fn reaches(attempts: usize, attempts_max: u32) -> bool {
+    u32::try_from(attempts).unwrap_or(u32::MAX) >= attempts_max.max(1)
+}
+
 /// Whether `worker` may start an output with this `life` at `stage`. After `attempts_max` attempts that failed or
 /// vanished it is given up, if two different workers have tried or there is no second one.
 pub fn may_start(
@@ -41,7 +57,7 @@ pub fn may_start(
         .counted(stage)
         .filter(|attempt| attempt.outcome.is_some() || attempt.worker != *worker)
         .collect();
-    if counted.len() < usize::try_from(attempts_max.max(1)).unwrap_or(usize::MAX) {
+    if !reaches(counted.len(), attempts_max) {
         return Start::Go;
     }
     let workers: BTreeSet<&WorkerId> = counted.iter().map(|attempt| &attempt.worker).collect();

@@ -1,26 +1,32 @@
 //! Lives of outputs: read, and moved on by compare-and-set.
 
+use std::time::Duration;
+
 use async_nats::HeaderMap;
 use protocol::{LifeEvent, OutputId, OutputLife, Refusal, UnixMillis, decode, encode};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bus::{Bus, bucket_stream, bucket_subject, stored_sequence},
+    bus::{Bus, bucket_stream, bucket_subject},
     copies::Latest,
     error::{BusError, PublishError},
     publish::{Fence, Publish},
 };
 
 /// How long an event is tried: an election (4 to 8 s) and something more.
-const ADVANCE_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(10);
+const ADVANCE_RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// Between tries. Somebody else's write is a millisecond away, a new leader some hundred.
-const ADVANCE_RETRY_DELAY: std::time::Duration = std::time::Duration::from_millis(50);
+const ADVANCE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 impl Bus {
     /// What `output` has been through; `None` before a worker first touches it.
     pub async fn life(&self, output: OutputId) -> Result<Option<OutputLife>, BusError> {
-        Ok(self.life_at(output).await?.map(|(life, _)| life))
+        let stream = bucket_stream(&self.topology().outputs.name);
+        let stored = self.last(&stream, &self.life_subject(output)).await?;
+        stored
+            .map(|stored| read(output, &stored.payload))
+            .transpose()
     }
 
     /// Moves the life of `output` on. The inner error is the state machine's: the event cannot follow, and nothing
@@ -90,28 +96,12 @@ impl Bus {
         bucket_subject(&self.topology().outputs.name, &output.to_string())
     }
 
-    /// A life and the sequence of its message.
-    async fn life_at(&self, output: OutputId) -> Result<Option<(OutputLife, u64)>, BusError> {
-        let stream = bucket_stream(&self.topology().outputs.name);
-        let Some(stored) = self.last(&stream, &self.life_subject(output)).await? else {
-            return Ok(None);
-        };
-        let sequence = stored_sequence(&stored).ok_or_else(|| BusError::Unavailable {
-            what: format!("life of {output}"),
-            source: "a stored message without its sequence".into(),
-        })?;
-        Ok(Some((read(output, &stored.payload)?, sequence)))
-    }
-
-    /// A life and the sequence after which it is to be written. What a copy does not have, the leader may; and a life
-    /// that an operator deleted left a marker, which has the place.
+    /// A life and the sequence after which it is to be written. Asked of the leader, since a copy may be behind; and a
+    /// life that an operator deleted left a marker, which has the place.
     async fn life_to_change(
         &self,
         output: OutputId,
     ) -> Result<(Option<OutputLife>, u64), BusError> {
-        if let Some((life, sequence)) = self.life_at(output).await? {
-            return Ok((Some(life), sequence));
-        }
         let stream = bucket_stream(&self.topology().outputs.name);
         match self.latest(&stream, &self.life_subject(output)).await? {
             Some(Latest::Stored { sequence, payload }) => {

@@ -44,6 +44,7 @@ pub struct Joining {
 pub struct Membership {
     /// Its name.
     pub id: WorkerId,
+    role: Role,
     /// Its connection.
     pub bus: Bus,
     /// Its sign of life.
@@ -99,6 +100,7 @@ impl Membership {
         Ok((
             Self {
                 id,
+                role,
                 bus,
                 presence,
                 ends,
@@ -106,6 +108,14 @@ impl Membership {
             },
             queue,
         ))
+    }
+
+    /// Whether another worker of the same role takes work.
+    pub async fn has_company(&self) -> Result<bool, BusError> {
+        let workers = self.bus.workers().await?;
+        Ok(workers.iter().any(|worker| {
+            worker.role == self.role && worker.worker != self.id && worker.state.takes_work()
+        }))
     }
 
     /// Tells of each loss and return of the broker, until [`Membership::leave`].

@@ -67,6 +67,13 @@ pub enum WorkerState {
     Draining,
 }
 
+impl WorkerState {
+    /// Whether a worker in this state takes work, now or when it has done what it does.
+    pub const fn takes_work(self) -> bool {
+        matches!(self, Self::Idle | Self::Busy)
+    }
+}
+
 /// What a busy worker works on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

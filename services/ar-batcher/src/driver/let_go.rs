@@ -75,7 +75,7 @@ impl Driver<'_> {
             if let Some(running) = running {
                 outputs.extend(running.outputs);
                 running.stop.cancel();
-                if !running.ended {
+                if !running.ends.is_terminated() {
                     // Its starts are written down by then, and can be signed off.
                     drop(timeout(LAST_WORDS_MAX / 2, running.ends).await);
                 }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use messaging::{Bus, ProvisionError};
-use protocol::{WorkerState, topology::Topology};
+use protocol::topology::Topology;
 use tokio::{sync::watch, time::sleep};
 
 use super::roster::Member;
@@ -73,11 +73,10 @@ impl Probe {
             Ok(alive) => alive,
             Err(_) => return Some("the message broker".to_owned()),
         };
-        let takes_work = |state| matches!(state, WorkerState::Idle | WorkerState::Busy);
         let is_ready = |process: u32| {
             alive
                 .iter()
-                .any(|worker| worker.process == process && takes_work(worker.state))
+                .any(|worker| worker.process == process && worker.state.takes_work())
         };
         let missing: Vec<String> = {
             let roster = self.roster.borrow();
