@@ -6,7 +6,7 @@
 
 mod config;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use async_nats::{
     Message as NatsMessage,
@@ -19,6 +19,7 @@ use protocol::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tokio::time::{Instant, sleep};
 
 use self::config::consumer_config;
 pub(crate) use self::config::{bucket_config, stream_config};
@@ -74,6 +75,13 @@ fn list(differences: &[Difference]) -> String {
         .join("; ")
 }
 
+/// How long a broker that does not answer is asked to make things: as long as a publish is tried. On a busy disk one
+/// stream took longer than a request may (seen); what was made all the same is found by the next try.
+const PROVISION_RETRY_MAX: Duration = Duration::from_secs(15);
+
+/// Between two tries.
+const PROVISION_RETRY_DELAY: Duration = Duration::from_millis(200);
+
 /// What to do about something missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -109,7 +117,18 @@ const CONSUMER_FIELDS_FREE: [&str; 4] = ["metadata", "num_replicas", "descriptio
 impl Bus {
     /// Creates what is missing. What is there with other settings is an error, and is left as it is.
     pub async fn provision(&self, topology: &Topology) -> Result<(), ProvisionError> {
-        self.conform(topology, Policy::Create).await
+        let end = Instant::now() + PROVISION_RETRY_MAX;
+        loop {
+            match self.conform(topology, Policy::Create).await {
+                Err(ProvisionError::Bus(error @ BusError::Unavailable { .. }))
+                    if Instant::now() + PROVISION_RETRY_DELAY < end =>
+                {
+                    tracing::debug!(%error, "not everything is made yet, trying again");
+                    sleep(PROVISION_RETRY_DELAY).await;
+                }
+                conformed => return conformed,
+            }
+        }
     }
 
     /// Checks that everything is there as the topology says. Another ack deadline, or another age or size of
