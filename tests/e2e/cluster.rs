@@ -18,6 +18,7 @@ fn error_of(job: u128) -> OutputResult {
         outcome: Err(JobError::new(ErrorCode::Cancelled, "no picture")),
         seed: None,
         usage: None,
+        prior_id: None,
         timings: OutputTimings::default(),
         worker: None,
     }

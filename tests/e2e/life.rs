@@ -67,6 +67,7 @@ async fn cancel(fleet: &Fleet, output: OutputId) {
         outcome: Err(JobError::new(ErrorCode::Cancelled, "cancelled")),
         seed: None,
         usage: None,
+        prior_id: None,
         timings: OutputTimings::default(),
         worker: None,
     };
@@ -474,10 +475,15 @@ async fn work_without_a_gateway_ends_at_its_deadline_all_the_same() {
         size: "32x32".parse().unwrap(),
         format: protocol::ImageFormat::Png,
         denoise: protocol::DenoiseParameters::new(400, 1.5).unwrap(),
+        prior: None,
         accepted_at: now,
         deadline_at: now + 2_000,
     };
-    fleet.bus.publish_ar_job(&ar_job).await.unwrap();
+    fleet
+        .bus
+        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job)
+        .await
+        .unwrap();
     let result = until("it has ended", || async {
         fleet.bus.result(output).await.ok()?
     })

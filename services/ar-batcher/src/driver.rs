@@ -40,6 +40,20 @@ pub(crate) struct Parts<'a> {
     pub(crate) stop: CancellationToken,
 }
 
+/// A queue per priority class, the first to go first.
+pub(crate) struct ByClass(pub(crate) Vec<WorkQueue>);
+
+impl ByClass {
+    async fn next(&mut self) -> Delivery {
+        let nexts = self.0.iter_mut().map(|queue| Box::pin(queue.next()));
+        futures::future::select_all(nexts).await.0
+    }
+
+    async fn close(self) {
+        futures::future::join_all(self.0.into_iter().map(WorkQueue::close)).await;
+    }
+}
+
 /// A batch on the engine.
 struct Running {
     outputs: Vec<OutputId>,
@@ -82,7 +96,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs until told to stop; an error means that the engine is gone. Either way what is held goes back.
-    pub(crate) async fn run(mut self, mut queue: WorkQueue) -> Result<(), EngineError> {
+    pub(crate) async fn run(mut self, mut queue: ByClass) -> Result<(), EngineError> {
         let stop = self.parts.stop.clone();
         let work = async {
             loop {
@@ -106,7 +120,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Works until the engine has failed too often; returns how often.
-    async fn drive(&mut self, queue: &mut WorkQueue) -> Result<u32, EngineError> {
+    async fn drive(&mut self, queue: &mut ByClass) -> Result<u32, EngineError> {
         let mut ends = self.parts.bench.member.ends.changes();
         let mut look = tokio::time::interval(LOOK_PERIOD);
         loop {

@@ -56,6 +56,9 @@ pub enum EngineError {
     /// It was asked to stop.
     #[error("the batch was stopped")]
     Stopped,
+    /// It takes no more rows now. Nothing is wrong with these, and none of them ran.
+    #[error("the AR engine is full")]
+    Full,
     /// It cannot run anything any more: the process has to end.
     #[error("the AR engine is gone")]
     Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -162,6 +165,7 @@ mod tests {
             usage: PriorUsage {
                 prompt_tokens: 1,
                 generated_tokens: 1,
+                cached: false,
             },
         })
     }

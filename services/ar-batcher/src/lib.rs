@@ -17,8 +17,10 @@ mod settle;
 use std::{sync::Arc, time::Duration};
 
 use batching::BatchLimits;
-use messaging::{Joining, Membership, ProvisionError, Queue};
+use futures::future::try_join_all;
+use messaging::{Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
+use protocol::Role;
 use service::{
     BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown, exit::Failure,
     metrics::registry::Registry,
@@ -27,7 +29,7 @@ use service::{
 use crate::{
     bench::Bench,
     counters::Counters,
-    driver::{Driver, Parts},
+    driver::{ByClass, Driver, Parts},
     engine::PriorEngine,
     native::NativeEngine,
     replay::ReplayEngine,
@@ -121,7 +123,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let joining = Joining {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
-        queue: Queue::Ar,
+        role: Role::ArBatcher,
         device: match args.engine {
             Engine::Native => args.model.device,
             Engine::Replay => replay::REVISION.to_owned(),
@@ -139,7 +141,13 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let Some(joined) = shutdown.token.run_until_cancelled(join).await else {
         return Ok(());
     };
-    let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
+    let member = joined.map_err(|error| Failure::failed(&error))?;
+    let consumers = &member.bus.topology().ar_consumers;
+    let queues = consumers
+        .iter()
+        .map(|spec| member.open(spec, &shutdown.tracker));
+    let queues = try_join_all(queues).await;
+    let queues = queues.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
@@ -162,7 +170,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
     };
-    let outcome = Driver::new(parts).run(queue).await;
+    let outcome = Driver::new(parts).run(ByClass(queues)).await;
     health.set_not_ready("stopping");
     member.leave();
     shutdown.finish(args.shell.grace).await;

@@ -142,6 +142,7 @@ fn prior(row: model::PriorRow) -> Result<Prior, ModelError> {
     let usage = PriorUsage {
         prompt_tokens: row.prompt_tokens,
         generated_tokens: row.generated_tokens,
+        cached: false,
     };
     Ok(Prior { tokens, usage })
 }

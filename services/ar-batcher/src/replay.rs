@@ -124,6 +124,7 @@ fn prior(row: &PriorRow, size: ImageSize) -> Prior {
         usage: PriorUsage {
             prompt_tokens: u32::try_from(words).unwrap_or(u32::MAX),
             generated_tokens: generated_tokens(size),
+            cached: false,
         },
     }
 }

@@ -128,6 +128,7 @@ impl Held {
             denoise: self.job.denoise,
             prior: prior.tokens,
             usage: prior.usage,
+            prior_id: None,
             accepted_at: self.job.accepted_at,
             ar_started_at: times.started_at,
             ar_finished_at: times.finished_at,

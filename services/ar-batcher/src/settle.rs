@@ -88,6 +88,7 @@ pub(crate) fn failure(
         outcome: Err(error),
         seed,
         usage: None,
+        prior_id: None,
         timings,
         worker: None,
     }

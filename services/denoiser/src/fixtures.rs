@@ -18,7 +18,9 @@ pub(crate) fn job(prompt: &str, steps: u16) -> DenoiseJob {
         usage: PriorUsage {
             prompt_tokens: 1,
             generated_tokens: 1,
+            cached: false,
         },
+        prior_id: None,
         accepted_at: 0,
         ar_started_at: 0,
         ar_finished_at: 0,

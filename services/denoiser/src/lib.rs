@@ -15,8 +15,9 @@ pub mod torch;
 mod worker;
 
 use batching::Breaker;
-use messaging::{Joining, Membership, ProvisionError, Queue};
+use messaging::{Joining, Membership, ProvisionError};
 use model::{Checkpoint, Painter};
+use protocol::Role;
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure, metrics::registry::Registry,
@@ -107,7 +108,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let joining = Joining {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
-        queue: Queue::Denoise,
+        role: Role::Denoiser,
         device: match args.engine {
             Engine::Torch => args.model.device,
             Engine::Replay => replay::REVISION.to_owned(),
@@ -125,7 +126,10 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let Some(joined) = shutdown.token.run_until_cancelled(join).await else {
         return Ok(());
     };
-    let (member, queue) = joined.map_err(|error| Failure::failed(&error))?;
+    let member = joined.map_err(|error| Failure::failed(&error))?;
+    let consumer = &member.bus.topology().denoise_consumer;
+    let queue = member.open(consumer, &shutdown.tracker).await;
+    let queue = queue.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));

@@ -39,6 +39,7 @@ pub(crate) fn result(
         outcome,
         seed: Some(job.seed),
         usage: Some(job.usage),
+        prior_id: job.prior_id,
         timings: OutputTimings {
             accepted_at: job.accepted_at,
             ar_started_at: Some(job.ar_started_at),
@@ -59,6 +60,7 @@ pub(crate) fn unreadable(output: OutputId, error: JobError) -> OutputResult {
         outcome: Err(error),
         seed: None,
         usage: None,
+        prior_id: None,
         timings: OutputTimings {
             accepted_at: now,
             finished_at: now,

@@ -104,12 +104,11 @@ async fn replay(bus: &Bus, letter: &DeadLetter) -> Result<JobId, Failure> {
     bus.create_job(&revival.record)
         .await
         .map_err(|error| Failure::failed(&error))?;
+    // Which class it had is not kept, and nobody waits for it any more.
+    let class = PriorityClass::Standard;
     let queued = match &revival.message {
-        DeadMessage::Ar(message) => bus.publish_ar_job(message).await,
-        DeadMessage::Denoise(message) => {
-            bus.publish_denoise_job(PriorityClass::Standard, message)
-                .await
-        }
+        DeadMessage::Ar(message) => bus.publish_ar_job(class, message).await,
+        DeadMessage::Denoise(message) => bus.publish_denoise_job(class, message).await,
     };
     queued.map_err(|error| Failure::failed(&error))?;
     bus.drop_dead_letter(letter.output)

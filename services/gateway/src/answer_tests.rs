@@ -21,6 +21,7 @@ fn ended(outcome: Result<(), JobError>) -> Ended {
         usage: Some(PriorUsage {
             prompt_tokens: 40,
             generated_tokens: 60,
+            cached: false,
         }),
         timings,
     }

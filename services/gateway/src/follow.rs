@@ -128,14 +128,19 @@ async fn queue(jobs: &Jobs, order: &Order, claiming: Option<&Claiming>) -> Resul
         }
     }
     jobs.bus.create_job(&order.record).await?;
-    Ok(jobs.bus.publish_ar_job(&order.ar_job()).await?)
+    Ok(jobs
+        .bus
+        .publish_ar_job(order.class(), &order.ar_job())
+        .await?)
 }
 
 /// Goes on with a job that somebody began to queue: only a job that no worker has touched can be missing from its
 /// queue, and while it is in there the server refuses it a second time. Its record is written already.
 async fn resume(jobs: &Jobs, order: &Order) -> Result<(), Failure> {
     if untouched(jobs, &order.record).await? {
-        jobs.bus.publish_ar_job(&order.ar_job()).await?;
+        jobs.bus
+            .publish_ar_job(order.class(), &order.ar_job())
+            .await?;
     }
     Ok(())
 }

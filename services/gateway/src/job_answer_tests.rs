@@ -14,6 +14,7 @@ fn ended(outcome: Result<(), ErrorCode>) -> Ended {
         usage: Some(PriorUsage {
             prompt_tokens: 40,
             generated_tokens: 60,
+            cached: false,
         }),
         timings: OutputTimings {
             accepted_at: 10_000,

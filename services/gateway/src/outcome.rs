@@ -127,6 +127,7 @@ impl Cause {
             outcome: Err(self.error(record)),
             seed: output.map(|output| output.seed),
             usage: None,
+            prior_id: None,
             timings: OutputTimings {
                 accepted_at: record.accepted_at,
                 finished_at: now,

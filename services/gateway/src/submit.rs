@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use protocol::{ArJob, JobId, JobRecord, OutputIndex, OutputRequest, Seed, UnixMillis};
+use protocol::{
+    ArJob, JobId, JobRecord, OutputIndex, OutputRequest, PriorityClass, Seed, UnixMillis,
+};
 
 use crate::request::{ImageRequest, Prompt};
 
@@ -69,6 +71,11 @@ impl Order {
         }
     }
 
+    /// Which queue it waits in.
+    pub(crate) fn class(&self) -> PriorityClass {
+        PriorityClass::Standard
+    }
+
     /// The message for the AR stage.
     pub(crate) fn ar_job(&self) -> ArJob {
         let JobRecord {
@@ -87,6 +94,7 @@ impl Order {
             size,
             format,
             denoise,
+            prior: None,
             accepted_at,
             deadline_at,
         }

@@ -158,7 +158,8 @@ impl Bus {
         &self.shared.client
     }
 
-    pub(crate) fn topology(&self) -> &Topology {
+    /// Streams, consumers and buckets of this deployment, with the default options.
+    pub fn topology(&self) -> &Topology {
         &self.shared.topology
     }
 

@@ -62,7 +62,7 @@ pub use ends::{EndWatch, Ends};
 pub use error::{BusError, PublishError};
 pub use idempotency::{Claim, ClaimError};
 pub use lease::Lease;
-pub use membership::{Joining, Membership, Queue};
+pub use membership::{Joining, Membership};
 pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};
 pub use publish::Fence;

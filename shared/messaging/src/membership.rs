@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use protocol::{Prefix, Role, WorkerId, WorkerPresence, WorkerState, topology::Topology};
+use protocol::{
+    Prefix, Role, WorkerId, WorkerPresence, WorkerState,
+    topology::{ConsumerSpec, Topology},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{Bus, BusConfig, Ends, Presence, ProvisionError, WorkQueue, error::BusError};
@@ -10,15 +13,6 @@ use crate::{Bus, BusConfig, Ends, Presence, ProvisionError, WorkQueue, error::Bu
 /// Between two looks for the streams. A person waits for it at a first start, so it is short; a look costs the broker
 /// some milliseconds.
 const STREAMS_PERIOD: Duration = Duration::from_millis(250);
-
-/// The queue that a worker takes its work from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Queue {
-    /// Requests, for AR-batchers.
-    Ar,
-    /// Outputs, for denoisers.
-    Denoise,
-}
 
 /// Who joins.
 #[derive(Debug, Clone)]
@@ -28,7 +22,7 @@ pub struct Joining {
     /// The deployment.
     pub prefix: Prefix,
     /// What it does there.
-    pub queue: Queue,
+    pub role: Role,
     /// The device it computes on.
     pub device: String,
     /// Which model it has loaded.
@@ -55,18 +49,15 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Connects, waits for the streams, opens the queue and shows up as idle. `waiting` is told each new reason to
+    /// Connects, waits for the streams and shows up as loading, until it opens a queue. `waiting` is told each new reason to
     /// wait. Waits for ever: a broker that is not there yet, or streams that nobody has made, are no failure.
     pub async fn join(
         joining: Joining,
         tracker: &TaskTracker,
         waiting: impl Fn(&ProvisionError),
-    ) -> Result<(Self, WorkQueue), BusError> {
+    ) -> Result<Self, BusError> {
         let topology = Topology::new(&joining.prefix);
-        let (role, spec) = match joining.queue {
-            Queue::Ar => (Role::ArBatcher, &topology.ar_consumer),
-            Queue::Denoise => (Role::Denoiser, &topology.denoise_consumer),
-        };
+        let role = joining.role;
         let config = BusConfig::new(joining.urls, joining.prefix, role);
         let id = config.worker.clone();
         let bus = Bus::connect(&config).await?;
@@ -79,11 +70,10 @@ impl Membership {
             }
             tokio::time::sleep(STREAMS_PERIOD).await;
         }
-        let queue = WorkQueue::open(&bus, spec, tracker).await?;
         let first = WorkerPresence {
             worker: id.clone(),
             role,
-            state: WorkerState::Idle,
+            state: WorkerState::Loading,
             reason: None,
             host: joining.host,
             process: std::process::id(),
@@ -97,17 +87,25 @@ impl Membership {
         let leaving = CancellationToken::new();
         let ends = Ends::start(&bus, tracker, leaving.clone()).await?;
         let presence = Presence::start(&bus, first, tracker, leaving.clone());
-        Ok((
-            Self {
-                id,
-                role,
-                bus,
-                presence,
-                ends,
-                leaving,
-            },
-            queue,
-        ))
+        Ok(Self {
+            id,
+            role,
+            bus,
+            presence,
+            ends,
+            leaving,
+        })
+    }
+
+    /// Opens a queue to take work from, and is idle from then on.
+    pub async fn open(
+        &self,
+        spec: &ConsumerSpec,
+        tracker: &TaskTracker,
+    ) -> Result<WorkQueue, BusError> {
+        let queue = WorkQueue::open(&self.bus, spec, tracker).await?;
+        self.presence.update(|now| now.state = WorkerState::Idle);
+        Ok(queue)
     }
 
     /// Whether another worker of the same role takes work.

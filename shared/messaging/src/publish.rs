@@ -65,8 +65,12 @@ enum Answer {
 
 impl Bus {
     /// Queues a request for the AR stage, unless its message is in the queue already.
-    pub async fn publish_ar_job(&self, job: &ArJob) -> Result<(), PublishError> {
-        let subject = Subject::Ar(PriorityClass::Standard, job.job);
+    pub async fn publish_ar_job(
+        &self,
+        class: PriorityClass,
+        job: &ArJob,
+    ) -> Result<(), PublishError> {
+        let subject = Subject::Ar(class, job.job);
         self.enqueue(subject, job.job.to_string(), encode(job)?)
             .await
     }

@@ -23,6 +23,16 @@ pub struct QueueDepth {
     pub idle: u64,
 }
 
+impl QueueDepth {
+    fn and(self, other: Self) -> Self {
+        Self {
+            queued: self.queued + other.queued,
+            held: self.held + other.held,
+            idle: self.idle + other.idle,
+        }
+    }
+}
+
 /// The state of both work queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Queues {
@@ -61,14 +71,13 @@ impl Bus {
     /// How full the queues are.
     pub async fn queues(&self) -> Result<Queues, BusError> {
         let topology = self.topology();
-        let (ar, denoise) = futures::join!(
-            self.depth(&topology.ar_consumer),
+        let requests = topology.ar_consumers.iter().map(|spec| self.depth(spec));
+        let (ar, denoise) = futures::try_join!(
+            futures::future::try_join_all(requests),
             self.depth(&topology.denoise_consumer)
-        );
-        Ok(Queues {
-            ar: ar?,
-            denoise: denoise?,
-        })
+        )?;
+        let ar = ar.into_iter().fold(QueueDepth::default(), QueueDepth::and);
+        Ok(Queues { ar, denoise })
     }
 
     async fn depth(&self, spec: &ConsumerSpec) -> Result<QueueDepth, BusError> {

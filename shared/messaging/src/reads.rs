@@ -97,6 +97,7 @@ fn unreadable(output: OutputId) -> OutputResult {
         )),
         seed: None,
         usage: None,
+        prior_id: None,
         timings: OutputTimings::default(),
         worker: None,
     }

@@ -37,7 +37,8 @@ pub struct DeadLetter {
 
 impl Message for DeadLetter {
     const KIND: &'static str = "dead_letter";
-    const VERSION: u16 = 1;
+    /// Version 1 held version 1 of the messages.
+    const VERSION: u16 = 2;
 }
 
 /// A dead letter as a new job of one output: what to store and what to queue.
@@ -155,6 +156,7 @@ mod tests {
             size: ImageSize::new(64, 32).expect("multiples of 32"),
             format: ImageFormat::Png,
             denoise: DenoiseParameters::new(8, 1.5).expect("in range"),
+            prior: None,
             accepted_at: 1_000,
             deadline_at: 61_000,
         });

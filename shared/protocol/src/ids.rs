@@ -29,6 +29,9 @@ pub enum IdError {
     /// Not a known priority class.
     #[error("unknown priority class")]
     Class,
+    /// Not 32 lowercase hexadecimal digits.
+    #[error("prior id is not 32 lowercase hexadecimal digits")]
+    Prior,
 }
 
 /// Writes and reads a type as its one text form.
@@ -237,28 +240,40 @@ impl<'de> Deserialize<'de> for Seed {
     }
 }
 
-/// Which queue a job waits in; a token of the subject, because the server ranks pullers, not messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Which queue a job waits in; a token of the subject, because the server ranks pullers, not messages. Ordered: the
+/// class that goes first is the least.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PriorityClass {
-    /// The only class until requests can ask for another.
+    /// Before the others.
+    High,
+    /// What a request gets that asks for nothing.
+    #[default]
     Standard,
+    /// After the others, for work that nobody waits for.
+    Low,
+}
+
+impl PriorityClass {
+    /// Every class, the first to go first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Standard, Self::Low];
 }
 
 impl fmt::Display for PriorityClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Standard => f.write_str("standard"),
-        }
+        f.write_str(match self {
+            Self::High => "high",
+            Self::Standard => "standard",
+            Self::Low => "low",
+        })
     }
 }
 
 impl FromStr for PriorityClass {
     type Err = IdError;
     fn from_str(text: &str) -> Result<Self, IdError> {
-        match text {
-            "standard" => Ok(Self::Standard),
-            _ => Err(IdError::Class),
-        }
+        let mut all = Self::ALL.into_iter();
+        all.find(|class| class.to_string() == text)
+            .ok_or(IdError::Class)
     }
 }
 serde_as_text!(PriorityClass);

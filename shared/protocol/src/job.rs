@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorTokens,
-    PriorUsage, Seed, UnixMillis,
+    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorId,
+    PriorTokens, PriorUsage, Seed, StoredPrior, UnixMillis,
 };
 
 /// One picture of a request.
@@ -59,6 +59,8 @@ pub struct ArJob {
     pub format: ImageFormat,
     /// Of every output; travels on to the denoisers.
     pub denoise: DenoiseParameters,
+    /// Prior tokens that the client chose: the AR model has nothing to do for it.
+    pub prior: Option<StoredPrior>,
     /// When the gateway accepted it.
     pub accepted_at: UnixMillis,
     /// No stage starts work on it after this.
@@ -67,7 +69,8 @@ pub struct ArJob {
 
 impl Message for ArJob {
     const KIND: &'static str = "ar_job";
-    const VERSION: u16 = 1;
+    /// Version 1 had no `prior`.
+    const VERSION: u16 = 2;
 }
 
 /// Leaves the prompt out.
@@ -101,6 +104,8 @@ pub struct DenoiseJob {
     pub prior: PriorTokens,
     /// What the AR stage used.
     pub usage: PriorUsage,
+    /// Under which name `prior` is stored for variations; absent when it is not.
+    pub prior_id: Option<PriorId>,
     /// When the gateway accepted the job.
     pub accepted_at: UnixMillis,
     /// When the AR engine started on this output's batch.
@@ -113,7 +118,8 @@ pub struct DenoiseJob {
 
 impl Message for DenoiseJob {
     const KIND: &'static str = "denoise_job";
-    const VERSION: u16 = 1;
+    /// Version 1 had no `prior_id`, and its usage no `cached`.
+    const VERSION: u16 = 2;
 }
 
 /// Leaves the prompt out.

@@ -38,7 +38,7 @@ pub use life::{
     Refusal, WorkStage,
 };
 pub use presence::{CurrentWork, Role, WorkerPresence, WorkerState};
-pub use prior::{PriorTokens, PriorTokensError, PriorUsage};
+pub use prior::{PriorId, PriorTokens, PriorTokensError, PriorUsage, StoredPrior};
 pub use progress::{Progress, Stage};
 pub use result::{EncodedImage, OutputResult, OutputTimings};
 pub use subject::{Prefix, Subject, SubjectError};

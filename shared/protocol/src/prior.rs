@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::ImageSize;
+use std::{fmt, str::FromStr};
+
+use crate::{IdError, ImageSize, Message, ids::serde_as_text};
 
 /// A token grid that does not hold together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -114,4 +116,61 @@ pub struct PriorUsage {
     pub prompt_tokens: u32,
     /// Tokens sampled: preview grid, large grid and the end token.
     pub generated_tokens: u32,
+    /// They were sampled for an earlier output, and the AR model did not run for this one.
+    pub cached: bool,
+}
+
+/// The name of stored prior tokens: 128 bits that follow from everything they follow from, so that equal requests have
+/// equal names. Text form 32 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PriorId(u128);
+
+impl PriorId {
+    /// From its number.
+    pub const fn from_u128(bits: u128) -> Self {
+        Self(bits)
+    }
+}
+
+impl fmt::Display for PriorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for PriorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for PriorId {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if text.len() != 32 || !text.bytes().all(digit) {
+            return Err(IdError::Prior);
+        }
+        u128::from_str_radix(text, 16)
+            .map(Self)
+            .map_err(|_| IdError::Prior)
+    }
+}
+serde_as_text!(PriorId);
+
+/// Prior tokens with the name that they are stored under.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredPrior {
+    /// Their name.
+    pub id: PriorId,
+    /// The grid.
+    pub tokens: PriorTokens,
+    /// What they took when they were sampled; not marked as cached.
+    pub usage: PriorUsage,
+}
+
+impl Message for StoredPrior {
+    const KIND: &'static str = "stored_prior";
+    const VERSION: u16 = 1;
 }

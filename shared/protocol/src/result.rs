@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ImageFormat, ImageSize, JobError, Message, OutputId, PriorUsage, Seed, UnixMillis, WorkerId,
+    ImageFormat, ImageSize, JobError, Message, OutputId, PriorId, PriorUsage, Seed, UnixMillis,
+    WorkerId,
 };
 
 /// The finished picture.
@@ -64,6 +65,8 @@ pub struct OutputResult {
     pub seed: Option<Seed>,
     /// What the AR stage used; absent when it did not get that far.
     pub usage: Option<PriorUsage>,
+    /// Under which name its prior tokens are stored for variations; absent when they are not.
+    pub prior_id: Option<PriorId>,
     /// Where the time went.
     pub timings: OutputTimings,
     /// Who stored this result; absent when a gateway ended the output.
@@ -72,5 +75,6 @@ pub struct OutputResult {
 
 impl Message for OutputResult {
     const KIND: &'static str = "output_result";
-    const VERSION: u16 = 1;
+    /// Version 1 had no `prior_id`, and its usage no `cached`.
+    const VERSION: u16 = 2;
 }

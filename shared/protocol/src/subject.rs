@@ -175,10 +175,10 @@ mod tests {
     use crate::OutputIndex;
 
     fn any_subject() -> impl Strategy<Value = Subject> {
-        (any::<u128>(), 0u8..10, 0u8..6).prop_map(|(bits, index, shape)| {
+        let class = prop::sample::select(PriorityClass::ALL.to_vec());
+        (any::<u128>(), 0u8..10, 0u8..6, class).prop_map(|(bits, index, shape, class)| {
             let job = JobId::from_u128(bits);
             let output = job.output(OutputIndex::new(index).expect("below 10"));
-            let class = PriorityClass::Standard;
             match shape {
                 0 => Subject::Ar(class, job),
                 1 => Subject::Denoise(class, output),

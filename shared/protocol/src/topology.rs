@@ -9,6 +9,7 @@
 //! | `jobs`| bucket        | one record per request                  | [`JOB_AGE_MAX`] after           |
 //! | `outputs` | bucket    | one life per output                     | [`JOB_AGE_MAX`] after           |
 //! | `idempotency` | bucket | one record per client's key            | twice [`RESULT_TTL`] after      |
+//! | `priors` | bucket     | prior tokens that were sampled, for equal requests and variations | as a result, or the oldest when it is full |
 //! | `workers` | bucket    | one key per live worker                 | [`PRESENCE_TTL`] after the last refresh |
 //!
 //! Why a key is kept for twice as long as a result: it is claimed when its job starts, and a job may take as long as its
@@ -104,8 +105,19 @@ pub struct BucketSpec {
     pub marker_ttl: Option<Duration>,
     /// Most bytes.
     pub bytes_max: i64,
+    /// What a full one does.
+    pub overflow: Overflow,
     /// Servers that keep a copy.
     pub replicas: u8,
+}
+
+/// What a full bucket does with a new entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overflow {
+    /// Refuses it: what is in there was accepted.
+    Refuse,
+    /// Drops the oldest for it: a cache.
+    DropOldest,
 }
 
 /// What an operator chooses when the streams are made. Services read the values in force from the broker.
@@ -140,9 +152,10 @@ pub struct Topology {
     pub results: StreamSpec,
     /// The outputs that were given up.
     pub dead: StreamSpec,
-    /// Takes requests, for AR-batchers.
-    pub ar_consumer: ConsumerSpec,
-    /// Takes outputs, for denoisers.
+    /// Take requests, for AR-batchers: one per class in the order of [`PriorityClass::ALL`], because that is where jobs
+    /// wait and priority acts.
+    pub ar_consumers: [ConsumerSpec; 3],
+    /// Takes outputs of every class, for denoisers: the AR stage runs ahead only as far as keeps them fed.
     pub denoise_consumer: ConsumerSpec,
     /// Job records.
     pub jobs: BucketSpec,
@@ -150,6 +163,8 @@ pub struct Topology {
     pub outputs: BucketSpec,
     /// What idempotency keys stand for.
     pub idempotency: BucketSpec,
+    /// Prior tokens that were sampled.
+    pub priors: BucketSpec,
     /// Worker presence.
     pub workers: BucketSpec,
 }
@@ -157,18 +172,18 @@ pub struct Topology {
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: i64 = 1024 * 1024;
 
-/// The consumer of one class in a work queue.
+/// A consumer of the work queue `stream` that takes the subjects of `filter`.
 fn consumer(
     prefix: &Prefix,
     stream: &str,
-    family: &str,
-    class: PriorityClass,
+    name: &str,
+    filter: String,
     ack_wait: Duration,
 ) -> ConsumerSpec {
     ConsumerSpec {
         stream: prefix.name(stream),
-        name: class.to_string(),
-        filter: format!("{prefix}.{family}.{class}.>"),
+        name: name.to_owned(),
+        filter,
         ack_wait,
         // The server's default of 1000 would stall the 1001st busy worker without a word.
         ack_pending_max: 4_096,
@@ -198,12 +213,16 @@ impl Topology {
             result_ttl,
             replicas,
         } = options;
-        let class = PriorityClass::Standard;
+        let of_class = |class: PriorityClass| {
+            let filter = format!("{prefix}.{AR}.{class}.>");
+            consumer(prefix, "AR", &class.to_string(), filter, ack_wait)
+        };
         let bucket = |name: &str, age_max, mib: i64| BucketSpec {
             name: prefix.name(name),
             age_max,
             marker_ttl: None,
             bytes_max: mib * MIB,
+            overflow: Overflow::Refuse,
             replicas,
         };
         let queue = |name: &str, family: &str, mib: i64| StreamSpec {
@@ -229,11 +248,15 @@ impl Topology {
                 one_per_subject: true,
                 ..queue("DEAD", DEAD, 256)
             },
-            ar_consumer: consumer(prefix, "AR", AR, class, ack_wait),
-            denoise_consumer: consumer(prefix, "DN", DENOISE, class, ack_wait),
+            ar_consumers: PriorityClass::ALL.map(of_class),
+            denoise_consumer: consumer(prefix, "DN", "all", prefix.all(DENOISE), ack_wait),
             jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
             outputs: bucket("outputs", Some(JOB_AGE_MAX), 2048),
             idempotency: bucket("idempotency", Some(2 * result_ttl), 512),
+            priors: BucketSpec {
+                overflow: Overflow::DropOldest,
+                ..bucket("priors", Some(result_ttl), PRIORS_MIB)
+            },
             workers: BucketSpec {
                 marker_ttl: Some(4 * PRESENCE_TTL),
                 ..bucket("workers", None, 16)
@@ -247,15 +270,25 @@ impl Topology {
     }
 
     /// Every bucket.
-    pub fn buckets(&self) -> [&BucketSpec; 4] {
-        [&self.jobs, &self.outputs, &self.idempotency, &self.workers]
+    pub fn buckets(&self) -> [&BucketSpec; 5] {
+        [
+            &self.jobs,
+            &self.outputs,
+            &self.idempotency,
+            &self.priors,
+            &self.workers,
+        ]
     }
 
     /// Every consumer.
-    pub fn consumers(&self) -> [&ConsumerSpec; 2] {
-        [&self.ar_consumer, &self.denoise_consumer]
+    pub fn consumers(&self) -> [&ConsumerSpec; 4] {
+        let [high, standard, low] = &self.ar_consumers;
+        [high, standard, low, &self.denoise_consumer]
     }
 }
+
+/// Most bytes of the bucket of prior tokens, in MiB: 2 KB each at 1024x1024, so some 100,000 pictures.
+const PRIORS_MIB: i64 = 256;
 
 /// Most messages in a work queue: hours of work for a fleet of a hundred devices.
 pub const QUEUE_MESSAGES_MAX: i64 = 20_000;

@@ -5,8 +5,8 @@ use protocol::{
     ArJob, Attempt, AttemptOutcome, CurrentWork, DeadLetter, DeadMessage, DecodeError, DenoiseJob,
     DenoiseParameters, EncodedImage, ErrorCode, IdempotencyRecord, ImageFormat, ImageSize,
     JobError, JobId, JobRecord, Message, OutputIndex, OutputLife, OutputRequest, OutputResult,
-    OutputState, OutputTimings, PriorTokens, PriorUsage, Progress, Role, Seed, Stage, WorkStage,
-    WorkerPresence, WorkerState, decode, encode,
+    OutputState, OutputTimings, PriorId, PriorTokens, PriorUsage, Progress, Role, Seed, Stage,
+    StoredPrior, WorkStage, WorkerPresence, WorkerState, decode, encode,
 };
 
 const JOB: JobId = JobId::from_u128(0x0192_a3b4_c5d6_7e8f_8000_0000_0000_0001);
@@ -63,14 +63,35 @@ fn ar_job() -> ArJob {
         size: size(),
         format: ImageFormat::Png,
         denoise: denoise(),
+        prior: Some(stored_prior()),
         accepted_at: 1_700_000_000_000,
         deadline_at: 1_700_000_600_000,
     }
 }
 
+fn stored_prior() -> StoredPrior {
+    StoredPrior {
+        id: PriorId::from_u128(0xab),
+        tokens: PriorTokens::new(1, 2, vec![16_383, 2]).expect("two ids fill 1 x 2"),
+        usage: PriorUsage {
+            prompt_tokens: 20,
+            generated_tokens: 257,
+            cached: false,
+        },
+    }
+}
+
+#[test]
+fn a_stored_prior_keeps_its_bytes() {
+    held(
+        &stored_prior(),
+        include_str!("bytes/stored_prior.v1.hex").trim_end(),
+    );
+}
+
 #[test]
 fn the_ar_job_keeps_its_bytes() {
-    held(&ar_job(), include_str!("bytes/ar_job.v1.hex").trim_end());
+    held(&ar_job(), include_str!("bytes/ar_job.v2.hex").trim_end());
 }
 
 fn denoise_job() -> DenoiseJob {
@@ -85,7 +106,9 @@ fn denoise_job() -> DenoiseJob {
         usage: PriorUsage {
             prompt_tokens: 20,
             generated_tokens: 257,
+            cached: true,
         },
+        prior_id: Some(PriorId::from_u128(0xab)),
         accepted_at: 1_700_000_000_000,
         ar_started_at: 1_700_000_000_100,
         ar_finished_at: 1_700_000_000_300,
@@ -97,7 +120,7 @@ fn denoise_job() -> DenoiseJob {
 fn the_denoise_job_keeps_its_bytes() {
     held(
         &denoise_job(),
-        include_str!("bytes/denoise_job.v1.hex").trim_end(),
+        include_str!("bytes/denoise_job.v2.hex").trim_end(),
     );
 }
 
@@ -109,7 +132,9 @@ fn result(outcome: Result<EncodedImage, JobError>) -> OutputResult {
         usage: Some(PriorUsage {
             prompt_tokens: 20,
             generated_tokens: 257,
+            cached: true,
         }),
+        prior_id: Some(PriorId::from_u128(0xab)),
         timings: OutputTimings {
             accepted_at: 1_700_000_000_000,
             ar_started_at: Some(1_700_000_000_100),
@@ -131,7 +156,7 @@ fn a_result_with_a_picture_keeps_its_bytes() {
     };
     held(
         &result(Ok(image)),
-        include_str!("bytes/output_result_ok.v1.hex").trim_end(),
+        include_str!("bytes/output_result_ok.v2.hex").trim_end(),
     );
 }
 
@@ -140,7 +165,7 @@ fn a_result_with_an_error_keeps_its_bytes() {
     let error = JobError::new(ErrorCode::DenoiseFailed, "out of memory");
     held(
         &result(Err(error)),
-        include_str!("bytes/output_result_error.v1.hex").trim_end(),
+        include_str!("bytes/output_result_error.v2.hex").trim_end(),
     );
 }
 
@@ -180,17 +205,39 @@ fn presence_keeps_its_bytes() {
     );
 }
 
-#[test]
-fn the_presence_of_an_older_build_is_refused_as_such() {
-    let hex = include_str!("bytes/worker_presence.v1.hex").trim_end();
+/// Whether `hex` is refused as version 1 of `T`.
+fn is_refused_as_version_1<T: Message>(hex: &str) -> bool {
+    let hex = hex.trim_end();
     let bytes: Vec<u8> = (0..hex.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal"))
         .collect();
-    assert!(matches!(
-        decode::<WorkerPresence>(&bytes),
+    matches!(
+        decode::<T>(&bytes),
         Err(DecodeError::Version { found: 1, .. })
-    ));
+    )
+}
+
+#[test]
+fn the_messages_of_an_older_build_are_refused_as_such() {
+    let presence = include_str!("bytes/worker_presence.v1.hex");
+    assert!(is_refused_as_version_1::<WorkerPresence>(presence));
+    let ar_job = include_str!("bytes/ar_job.v1.hex");
+    assert!(is_refused_as_version_1::<ArJob>(ar_job));
+    let denoise_job = include_str!("bytes/denoise_job.v1.hex");
+    assert!(is_refused_as_version_1::<DenoiseJob>(denoise_job));
+    for result in [
+        include_str!("bytes/output_result_ok.v1.hex"),
+        include_str!("bytes/output_result_error.v1.hex"),
+    ] {
+        assert!(is_refused_as_version_1::<OutputResult>(result));
+    }
+    for letter in [
+        include_str!("bytes/dead_letter_ar.v1.hex"),
+        include_str!("bytes/dead_letter_denoise.v1.hex"),
+    ] {
+        assert!(is_refused_as_version_1::<DeadLetter>(letter));
+    }
 }
 
 fn attempts() -> Vec<Attempt> {
@@ -234,11 +281,11 @@ fn a_dead_letter_keeps_its_bytes() {
     };
     held(
         &letter(WorkStage::Denoise, DeadMessage::Denoise(denoise_job())),
-        include_str!("bytes/dead_letter_denoise.v1.hex").trim_end(),
+        include_str!("bytes/dead_letter_denoise.v2.hex").trim_end(),
     );
     held(
         &letter(WorkStage::Prior, DeadMessage::Ar(ar_job())),
-        include_str!("bytes/dead_letter_ar.v1.hex").trim_end(),
+        include_str!("bytes/dead_letter_ar.v2.hex").trim_end(),
     );
 }
 
@@ -284,6 +331,7 @@ fn broken_bytes_are_an_error_and_never_a_panic() {
         size: size(),
         format: ImageFormat::Png,
         denoise: denoise(),
+        prior: None,
         accepted_at: 0,
         deadline_at: 1,
     };
@@ -326,7 +374,9 @@ fn rmp_len(grid: &PriorTokens) -> usize {
         usage: PriorUsage {
             prompt_tokens: 0,
             generated_tokens: 0,
+            cached: false,
         },
+        prior_id: None,
         accepted_at: 0,
         ar_started_at: 0,
         ar_finished_at: 0,

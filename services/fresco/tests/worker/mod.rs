@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use messaging::{Bus, BusConfig, Joining, Membership, Queue, WorkQueue};
+use messaging::{Bus, BusConfig, Joining, Membership, WorkQueue};
 use protocol::{
     CurrentWork, DenoiseJob, DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, Prefix,
     PriorTokens, PriorUsage, Role, Seed, Subject, WorkerPresence, WorkerState,
@@ -42,9 +42,10 @@ async fn process() {
         host: service::host::name(),
         ..joining(url.trim())
     };
-    let (member, mut queue) = Membership::join(joining, &shutdown.tracker, |_| {})
+    let member = Membership::join(joining, &shutdown.tracker, |_| {})
         .await
         .unwrap();
+    let mut queue = open(&member, &shutdown.tracker).await;
     let mut held = Vec::new();
     loop {
         held.push(hold(&member, &mut queue).await);
@@ -55,7 +56,7 @@ pub fn joining(url: &str) -> Joining {
     Joining {
         urls: vec![url.to_owned()],
         prefix: prefix(),
-        queue: Queue::Denoise,
+        role: Role::Denoiser,
         device: "cpu".to_owned(),
         model_revision: "none".to_owned(),
         host: "elsewhere".to_owned(),
@@ -131,7 +132,14 @@ impl Drop for Worker {
 pub async fn join(url: &str) -> (Membership, WorkQueue) {
     let tracker = TaskTracker::new();
     let joined = Membership::join(joining(url), &tracker, |_| {});
-    Box::pin(within("it joins", joined)).await.unwrap()
+    let member = Box::pin(within("it joins", joined)).await.unwrap();
+    let queue = open(&member, &tracker).await;
+    (member, queue)
+}
+
+async fn open(member: &Membership, tracker: &TaskTracker) -> WorkQueue {
+    let consumer = &member.bus.topology().denoise_consumer;
+    member.open(consumer, tracker).await.unwrap()
 }
 
 /// Waits until `count` workers hold something; says which.
@@ -176,7 +184,9 @@ pub fn denoise_job(job: u128) -> DenoiseJob {
         usage: PriorUsage {
             prompt_tokens: 3,
             generated_tokens: 3,
+            cached: false,
         },
+        prior_id: None,
         accepted_at: 1_000,
         ar_started_at: 1_000,
         ar_finished_at: 1_000,

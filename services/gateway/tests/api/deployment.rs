@@ -254,9 +254,13 @@ impl Deployment {
 
     /// Takes requests as an AR-batcher does.
     pub(crate) async fn ar_queue(&self) -> WorkQueue {
-        WorkQueue::open(&self.bus, &self.topology.ar_consumer, &self.workers.tracker)
-            .await
-            .unwrap()
+        WorkQueue::open(
+            &self.bus,
+            &self.topology.ar_consumers[1],
+            &self.workers.tracker,
+        )
+        .await
+        .unwrap()
     }
 
     /// Kills the broker and starts it again after `meanwhile`.
@@ -302,7 +306,9 @@ pub(crate) fn result(job: &ArJob, index: OutputIndex, failure: Option<ErrorCode>
         usage: Some(PriorUsage {
             prompt_tokens: 40,
             generated_tokens: 60,
+            cached: false,
         }),
+        prior_id: None,
         timings: OutputTimings {
             accepted_at: at,
             ar_started_at: Some(at + 1),

@@ -251,6 +251,7 @@ fn protocol_job(record: &JobRecord) -> protocol::ArJob {
         size: record.size,
         format: record.format,
         denoise: record.denoise,
+        prior: None,
         accepted_at: record.accepted_at,
         deadline_at: record.deadline_at,
     }

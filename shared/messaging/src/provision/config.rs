@@ -6,7 +6,7 @@ use async_nats::jetstream::{
     consumer::{self, AckPolicy},
     stream::{self, DiscardPolicy, Republish, RetentionPolicy, StorageType},
 };
-use protocol::topology::{BucketSpec, ConsumerSpec, Retention, StreamSpec};
+use protocol::topology::{BucketSpec, ConsumerSpec, Overflow, Retention, StreamSpec};
 
 use crate::bus::{bucket_stream, bucket_subject};
 
@@ -49,7 +49,10 @@ pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
         subjects: vec![bucket_subject(&spec.name, ">")],
         retention: RetentionPolicy::Limits,
         storage: StorageType::File,
-        discard: DiscardPolicy::New,
+        discard: match spec.overflow {
+            Overflow::Refuse => DiscardPolicy::New,
+            Overflow::DropOldest => DiscardPolicy::Old,
+        },
         max_messages: -1,
         max_bytes: spec.bytes_max,
         max_messages_per_subject: 1,

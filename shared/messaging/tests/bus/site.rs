@@ -153,6 +153,7 @@ pub(crate) fn ar_job(job: u128) -> ArJob {
         size: size(),
         format: ImageFormat::Png,
         denoise: parameters(),
+        prior: None,
         accepted_at: 1,
         deadline_at: 2,
     }
@@ -170,7 +171,9 @@ pub(crate) fn denoise_job(job: u128) -> DenoiseJob {
         usage: PriorUsage {
             prompt_tokens: 3,
             generated_tokens: 3,
+            cached: false,
         },
+        prior_id: None,
         accepted_at: 1,
         ar_started_at: 1,
         ar_finished_at: 1,
@@ -196,6 +199,7 @@ pub(crate) fn failure(output: OutputId) -> OutputResult {
         outcome: Err(JobError::new(ErrorCode::DenoiseFailed, "no picture")),
         seed: Some(seed()),
         usage: None,
+        prior_id: None,
         timings: OutputTimings::default(),
         worker: None,
     }
