@@ -278,3 +278,10 @@ async fn sleep_until(at: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+#[path = "../../../shared/messaging/tests/common/mod.rs"]
+mod broker;
+
+#[cfg(test)]
+mod tests;

@@ -230,3 +230,48 @@ async fn load(args: &Args) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
     tracing::info!(revision = engine.revision(), "loaded");
     Ok(vec![engine])
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn parsed(flags: &str) -> Result<Args, ErrorKind> {
+        let flags = std::iter::once("worker").chain(flags.split_whitespace());
+        let args = Args::try_parse_from(flags).and_then(Args::checked);
+        args.map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn an_engine_has_its_own_admission_and_the_native_one_no_other() {
+        let batched = Policy::Batched {
+            delay: Duration::from_millis(5),
+        };
+        for (flags, policy) in [
+            ("--model m --batch-delay-ms 5", batched),
+            ("--model m --batch-delay-ms 5 --admission batched", batched),
+            ("--engine replay --times t", Policy::Continuous),
+            (
+                "--engine replay --times t --admission batched --batch-delay-ms 5",
+                batched,
+            ),
+        ] {
+            let args = parsed(flags).expect("allowed");
+            assert_eq!(args.policy(), policy, "{flags}");
+        }
+        let refused = parsed("--model m --admission continuous").map(|args| args.policy());
+        assert_eq!(refused, Err(ErrorKind::ArgumentConflict));
+    }
+
+    #[test]
+    fn what_waits_leaves_room_for_what_runs() {
+        let args = parsed("--model m --slots-max 128").expect("allowed");
+        for (engines, waiting_max) in [(1, 128), (2, 0), (3, 0)] {
+            assert_eq!(args.limits(engines).waiting_max, waiting_max, "{engines}");
+        }
+        let args = parsed("--model m --slots-max 8").expect("allowed");
+        assert_eq!(args.limits(2).waiting_max, 16);
+    }
+}

@@ -125,3 +125,17 @@ async fn a_known_life_is_moved_on_and_one_that_is_out_of_date_is_found_out() {
     let advanced = advance(&stored, given_back).await.unwrap().unwrap();
     assert_eq!(advanced.life(1).state, OutputState::DenoiseWaiting);
 }
+
+#[tokio::test]
+async fn what_is_told_in_passing_overwrites_nothing() {
+    let site = Site::start().await;
+    let untouched = site.bus.known_life(output(1)).await.unwrap();
+    let tell = |known| site.bus.advance_unchanged(known, LifeEvent::Admitted, 1);
+    let told = tell(&untouched).await.unwrap().unwrap();
+    assert_eq!(told.life(1).state, OutputState::ArWaiting);
+    let running = site.bus.advance_known(&told, started("a"), 1).await;
+    let running = running.unwrap().unwrap();
+    // It would take a start for lost.
+    assert_eq!(tell(&untouched).await.unwrap(), None);
+    assert_eq!(site.bus.known_life(output(1)).await.unwrap(), running);
+}

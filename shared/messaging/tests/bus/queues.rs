@@ -111,9 +111,14 @@ async fn an_end_is_told_to_whoever_watches_the_output() {
         .await
         .unwrap();
     let (watch, other) = (ends.watch(output(1)), ends.watch(output(2)));
+    let mut notices = ends.notices();
     site.bus.put_result(&failure(output(1))).await.unwrap();
     within("told", watch.ended()).await;
     assert!(!other.has_ended());
+    // Ends that nobody watches are counted all the same.
+    site.bus.put_result(&failure(output(3))).await.unwrap();
+    let counted = within("counted", notices.wait_for(|count| *count == 2)).await;
+    assert!(counted.is_ok());
     // An end that came before the watch is found by the sweep.
     let late = ends.watch(output(1));
     within("found", late.ended()).await;
