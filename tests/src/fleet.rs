@@ -41,6 +41,15 @@ pub struct Size {
     pub engine: Engine,
 }
 
+/// Whether equal requests share prior tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PriorCache {
+    /// As a deployment has it.
+    On,
+    /// Each request is written anew: a test that compares pictures would compare a picture with itself.
+    Off,
+}
+
 impl Default for Size {
     fn default() -> Self {
         Self {
@@ -66,6 +75,7 @@ pub struct Fleet {
     /// The gateway's process.
     pub gateway_process: Process,
     worker_flags: Vec<String>,
+    batcher_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -99,6 +109,15 @@ impl Fleet {
 
     /// As [`Fleet::start`], with these flags for every worker besides.
     pub async fn start_with(size: Size, flags: &[&str]) -> Self {
+        Self::start_whole(size, flags, PriorCache::Off).await
+    }
+
+    /// As [`Fleet::start`], with the cache of prior tokens that other fleets do without.
+    pub async fn start_with_prior_cache(size: Size) -> Self {
+        Self::start_whole(size, &[], PriorCache::On).await
+    }
+
+    async fn start_whole(size: Size, flags: &[&str], prior_cache: PriorCache) -> Self {
         let broker = Broker::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
         let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
@@ -130,10 +149,15 @@ impl Fleet {
             .chain(engine_flags)
             .chain(flags.iter().map(ToString::to_string))
             .collect();
-        let worker = |program, name: &str| worker(program, name, &worker_flags, &folder);
-        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher");
+        let mut batcher_flags = worker_flags.clone();
+        if prior_cache == PriorCache::Off {
+            batcher_flags.push("--no-prior-cache".to_owned());
+        }
+        let batcher = "fresco-ar-batcher";
+        let ar_batcher = worker(batcher, "ar-batcher", &batcher_flags, &folder);
         let denoisers = (0..size.denoisers)
-            .map(|i| worker("fresco-denoiser", &format!("denoiser-{i}")))
+            .map(|i| format!("denoiser-{i}"))
+            .map(|name| worker("fresco-denoiser", &name, &worker_flags, &folder))
             .collect();
 
         let address = until("the gateway listens", || async {
@@ -150,6 +174,7 @@ impl Fleet {
             ar_batcher,
             gateway_process,
             worker_flags,
+            batcher_flags,
             folder,
         };
         fleet.until_idle(size.denoisers).await;
@@ -205,12 +230,12 @@ impl Fleet {
 
     /// Starts one more worker of the fleet's kind, for a test to keep.
     pub fn start_worker(&self, role: Role, name: &str) -> Process {
-        let program = match role {
-            Role::ArBatcher => "fresco-ar-batcher",
-            Role::Denoiser => "fresco-denoiser",
+        let (program, flags) = match role {
+            Role::ArBatcher => ("fresco-ar-batcher", &self.batcher_flags),
+            Role::Denoiser => ("fresco-denoiser", &self.worker_flags),
             Role::Gateway | Role::Operator => panic!("{role} is no worker"),
         };
-        worker(program, name, &self.worker_flags, &self.folder)
+        worker(program, name, flags, &self.folder)
     }
 
     /// Waits until both queues are empty: nothing waits and nothing is held.
@@ -225,8 +250,15 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let flags = &self.worker_flags;
+        let flags = &self.batcher_flags;
         self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
+    }
+
+    /// Ends the AR-batcher and starts another one with these flags besides the usual ones.
+    pub fn replace_ar_batcher_with(&mut self, flags: &[&str]) {
+        let usual = self.batcher_flags.iter().cloned();
+        let flags: Vec<_> = usual.chain(flags.iter().map(ToString::to_string)).collect();
+        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
     }
 
     /// Starts one more denoiser of the fleet's kind.

@@ -14,7 +14,7 @@ use service::{clock::unix_millis, exit::chain};
 
 use crate::{
     bench::Bench,
-    request::{Held, OpenOutput},
+    request::{BatchTimes, Held, OpenOutput},
     settle::{self, REST},
 };
 
@@ -157,6 +157,7 @@ async fn hold(
         bench.give_up(&mut held, life).await;
     }
     enter(bench, &mut held).await;
+    fan_out_chosen(bench, &mut held).await;
     bench.keep(held).await.map(|held| (id, held))
 }
 
@@ -199,6 +200,24 @@ async fn enter(bench: &Bench<'_>, held: &mut Held) {
             // The start of its batch is written down again before it runs.
             Err(error) => tracing::debug!(%output, %error, "life is not moved on"),
         }
+    }
+}
+
+/// Passes on what needs no engine, because the client chose its prior tokens.
+async fn fan_out_chosen(bench: &Bench<'_>, held: &mut Held) {
+    let Some(prior) = held.chosen_prior() else {
+        return;
+    };
+    let now = unix_millis();
+    let times = BatchTimes {
+        started_at: now,
+        finished_at: now,
+    };
+    for output in held.open() {
+        if held.needs(output) {
+            settle::fan_out(bench, held, output, prior.clone(), times).await;
+        }
+        held.settle(output);
     }
 }
 

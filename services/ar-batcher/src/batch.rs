@@ -9,17 +9,23 @@ use service::clock::unix_millis;
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, RowOutcome, checked};
+use crate::{
+    counters::Counters,
+    engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, RowOutcome, checked},
+    prior_cache::{NamedOutcome, NamedPrior, PriorCache},
+};
 
 /// Between two progress messages of a batch: a person's eye follows no more.
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 
-/// A batch to run.
+/// How a batch is run.
 pub(crate) struct Batch {
     pub(crate) bus: Bus,
     pub(crate) engine: Arc<dyn PriorEngine>,
     pub(crate) worker: WorkerId,
-    pub(crate) batch: PriorBatch,
+    /// None when it is turned off.
+    pub(crate) cache: Option<PriorCache>,
+    pub(crate) counters: Counters,
     pub(crate) stop: CancellationToken,
     /// How long the engine may say nothing.
     pub(crate) stall_max: Duration,
@@ -33,7 +39,9 @@ struct Stalled(Duration);
 /// What became of a row.
 pub(crate) enum RowEnd {
     /// It ran.
-    Ran(RowOutcome),
+    Ran(NamedOutcome),
+    /// It did not have to run.
+    Cached(NamedPrior),
     /// It did not run: it is somebody else's by now.
     Refused,
     /// It did not run: its start could not be written down.
@@ -41,24 +49,57 @@ pub(crate) enum RowEnd {
 }
 
 impl Batch {
-    /// Writes the rows' starts down, then runs them: an output that takes its batcher down must have left a trace
-    /// before it does.
-    pub(crate) async fn run(self) -> Result<Vec<(OutputId, RowEnd)>, EngineError> {
-        let Self {
-            bus,
-            engine,
-            worker,
-            batch: PriorBatch { size, rows },
-            stop,
-            stall_max,
-        } = self;
+    /// Looks the rows up among those that ran before, writes the others' starts down, then runs them: an output that
+    /// takes its batcher down must have left a trace before it does.
+    pub(crate) async fn run(
+        self,
+        batch: PriorBatch,
+    ) -> Result<Vec<(OutputId, RowEnd)>, EngineError> {
+        let (hits, batch) = match &self.cache {
+            Some(cache) => cache.lookup(batch).await,
+            None => (Vec::new(), batch),
+        };
+        let hits = hits.into_iter();
+        let mut ends: Vec<_> = hits
+            .map(|(output, prior)| (output, RowEnd::Cached(prior)))
+            .collect();
+        let batch = self.started(batch, &mut ends).await;
+        if batch.rows.is_empty() {
+            return Ok(ends);
+        }
+        if self.stop.is_cancelled() {
+            return Err(EngineError::Stopped);
+        }
+        let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
+        let names = self.cache.as_ref().map(|cache| cache.names(&batch));
+        let outcomes = self.call(batch, &outputs).await?;
+        let outcomes = match self.cache.as_ref().zip(names) {
+            Some((cache, names)) => cache.store(names, outcomes).await,
+            None => outcomes
+                .into_iter()
+                .map(|outcome| outcome.map(NamedPrior::from))
+                .collect(),
+        };
+        let ran = outputs
+            .into_iter()
+            .zip(outcomes.into_iter().map(RowEnd::Ran));
+        ends.extend(ran);
+        Ok(ends)
+    }
+
+    /// Those of the rows that may run, their starts written down; what became of the others goes to `ends`.
+    async fn started(
+        &self,
+        PriorBatch { size, rows }: PriorBatch,
+        ends: &mut Vec<(OutputId, RowEnd)>,
+    ) -> PriorBatch {
         let started = join_all(rows.iter().map(|row| {
-            let (stage, worker) = (WorkStage::Prior, worker.clone());
+            let (stage, worker) = (WorkStage::Prior, self.worker.clone());
             let event = LifeEvent::Started { stage, worker };
-            bus.advance(row.output, event, unix_millis())
+            self.bus.advance(row.output, event, unix_millis())
         }))
         .await;
-        let (mut ends, mut run) = (Vec::new(), Vec::new());
+        let mut run = Vec::new();
         for (row, started) in rows.into_iter().zip(started) {
             match started {
                 Ok(Ok(_)) => run.push(row),
@@ -69,27 +110,27 @@ impl Batch {
                 }
             }
         }
-        if run.is_empty() {
-            return Ok(ends);
-        }
-        if stop.is_cancelled() {
-            return Err(EngineError::Stopped);
-        }
-        let outputs: Vec<OutputId> = run.iter().map(|row| row.output).collect();
+        PriorBatch { size, rows: run }
+    }
+
+    /// The engine's answer, held to what every answer is held to.
+    async fn call(
+        &self,
+        batch: PriorBatch,
+        outputs: &[OutputId],
+    ) -> Result<Vec<RowOutcome>, EngineError> {
+        self.counters.started(outputs.len());
+        let size = batch.size;
         let (progress, watched) = watch::channel(BatchProgress::default());
-        let silence = stalled(watched.clone(), stall_max);
-        let call = engine.run(PriorBatch { size, rows: run }, progress, stop);
+        let silence = stalled(watched.clone(), self.stall_max);
+        let call = self.engine.run(batch, progress, self.stop.clone());
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
-            () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
-            never = report(&bus, &outputs, watched) => match never {},
+            () = silence => return Err(EngineError::Gone(Stalled(self.stall_max).into())),
+            never = report(&self.bus, outputs, watched) => match never {},
         };
-        let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
-        let ran = outputs
-            .into_iter()
-            .zip(outcomes.into_iter().map(RowEnd::Ran));
-        ends.extend(ran);
-        Ok(ends)
+        let codebook_size = self.engine.codebook_size();
+        Ok(checked(size, outputs.len(), outcomes, codebook_size))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
     batch::{Batch, RowEnd},
     bench::Bench,
     engine::{EngineError, PriorBatch, PriorEngine},
+    prior_cache::PriorCache,
     request::Held,
 };
 
@@ -33,6 +34,8 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Parts<'a> {
     pub(crate) bench: Bench<'a>,
     pub(crate) engine: Arc<dyn PriorEngine>,
+    /// None when it is turned off.
+    pub(crate) cache: Option<PriorCache>,
     pub(crate) limits: BatchLimits,
     pub(crate) retry: RetryArgs,
     pub(crate) health: Health,
@@ -210,22 +213,23 @@ impl<'a> Driver<'a> {
             span.follows_from(&held.span);
         }
         tracing::debug!(parent: &span, "batch started");
-        self.parts.bench.counters.started(rows.len());
         let stop = self.parts.stop.child_token();
         let batch = Batch {
             bus: self.parts.bench.member.bus.clone(),
             engine: Arc::clone(&self.parts.engine),
             worker: self.parts.bench.member.id.clone(),
-            batch: PriorBatch {
-                size,
-                rows: prior_rows,
-            },
+            cache: self.parts.cache.clone(),
+            counters: self.parts.bench.counters.clone(),
             stop: stop.clone(),
             stall_max: self.parts.retry.stall_max,
         };
+        let rows_to_run = PriorBatch {
+            size,
+            rows: prior_rows,
+        };
         let (told, ends) = oneshot::channel();
         let run = async move {
-            if told.send(batch.run().await).is_err() {
+            if told.send(batch.run(rows_to_run).await).is_err() {
                 tracing::debug!("batch ended for nobody");
             }
         };

@@ -10,6 +10,7 @@ mod counters;
 mod driver;
 pub mod engine;
 pub mod native;
+mod prior_cache;
 pub mod replay;
 mod request;
 mod settle;
@@ -32,6 +33,7 @@ use crate::{
     driver::{ByClass, Driver, Parts},
     engine::PriorEngine,
     native::NativeEngine,
+    prior_cache::{CacheCounters, PriorCache},
     replay::ReplayEngine,
 };
 
@@ -70,6 +72,9 @@ pub struct Args {
     /// Milliseconds that an output waits for others of its size while the engine is idle
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub batch_delay_ms: u64,
+    /// Write the prior tokens of a request again that is equal to an earlier one, and store none for variations
+    #[arg(long)]
+    pub no_prior_cache: bool,
     /// What a failure costs.
     #[command(flatten)]
     pub retry: RetryArgs,
@@ -102,6 +107,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
     let mut metrics = Registry::default();
     let counters = Counters::register(&mut metrics);
+    let cache_counters = CacheCounters::register(&mut metrics);
     let health_address =
         service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown);
     let health_address = health_address
@@ -120,6 +126,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     };
 
     health.set_not_ready("waiting for the message broker");
+    let (writer, limits) = (writer(&args, &engine.revision()), limits(&args));
     let joining = Joining {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
@@ -142,21 +149,12 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         return Ok(());
     };
     let member = joined.map_err(|error| Failure::failed(&error))?;
-    let consumers = &member.bus.topology().ar_consumers;
-    let queues = consumers
-        .iter()
-        .map(|spec| member.open(spec, &shutdown.tracker));
-    let queues = try_join_all(queues).await;
-    let queues = queues.map_err(|error| Failure::failed(&error))?;
+    let queues = open_queues(&member, shutdown).await?;
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
-    let limits = BatchLimits {
-        slots_max: usize::from(args.batch_slots_max),
-        delay: Duration::from_millis(args.batch_delay_ms),
-    };
     let parts = Parts {
         bench: Bench {
             member: &member,
@@ -164,18 +162,42 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
             attempts_max: args.retry.attempts_max,
         },
         engine,
+        cache: (!args.no_prior_cache).then(|| PriorCache::new(&member.bus, writer, cache_counters)),
         limits,
         retry: args.retry,
         health: health.clone(),
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
     };
-    let outcome = Driver::new(parts).run(ByClass(queues)).await;
+    let outcome = Driver::new(parts).run(queues).await;
     health.set_not_ready("stopping");
     member.leave();
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
+}
+
+async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass, Failure> {
+    let consumers = member.bus.topology().ar_consumers.iter();
+    let queues = consumers.map(|spec| member.open(spec, &shutdown.tracker));
+    let queues = try_join_all(queues).await;
+    Ok(ByClass(queues.map_err(|error| Failure::failed(&error))?))
+}
+
+fn limits(args: &Args) -> BatchLimits {
+    BatchLimits {
+        slots_max: usize::from(args.batch_slots_max),
+        delay: Duration::from_millis(args.batch_delay_ms),
+    }
+}
+
+/// Who writes, for the names of stored tokens: equal for engines that write alike. The revision of a checkpoint covers
+/// its sampling parameters.
+fn writer(args: &Args, revision: &str) -> String {
+    match args.engine {
+        Engine::Native => format!("native {revision} {}", args.model.dtype),
+        Engine::Replay => format!("replay {revision}"),
+    }
 }
 
 async fn load(args: &Args) -> Result<Arc<dyn PriorEngine>, Failure> {

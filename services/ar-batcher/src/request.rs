@@ -9,7 +9,7 @@ use protocol::{
     UnixMillis, topology::in_time,
 };
 
-use crate::engine::{Prior, PriorRow};
+use crate::{engine::PriorRow, prior_cache::NamedPrior};
 
 /// A held request.
 pub(crate) struct Held {
@@ -115,7 +115,7 @@ impl Held {
     pub(crate) fn denoise_job(
         &self,
         output: OutputId,
-        prior: Prior,
+        NamedPrior { prior, id }: NamedPrior,
         times: BatchTimes,
     ) -> Option<DenoiseJob> {
         let request = self.output(output.index)?;
@@ -128,12 +128,17 @@ impl Held {
             denoise: self.job.denoise,
             prior: prior.tokens,
             usage: prior.usage,
-            prior_id: None,
+            prior_id: id,
             accepted_at: self.job.accepted_at,
             ar_started_at: times.started_at,
             ar_finished_at: times.finished_at,
             deadline_at: self.job.deadline_at,
         })
+    }
+
+    /// The prior tokens of every output, where the client chose them.
+    pub(crate) fn chosen_prior(&self) -> Option<NamedPrior> {
+        self.job.prior.clone().map(NamedPrior::from)
     }
 
     /// When the gateway accepted it.

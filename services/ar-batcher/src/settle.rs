@@ -10,7 +10,7 @@ use service::{clock::unix_millis, exit::chain};
 
 use crate::{
     bench::Bench,
-    engine::Prior,
+    prior_cache::NamedPrior,
     request::{BatchTimes, Held},
 };
 
@@ -27,7 +27,7 @@ pub(crate) async fn fan_out(
     bench: &Bench<'_>,
     held: &Held,
     output: OutputId,
-    prior: Prior,
+    prior: NamedPrior,
     times: BatchTimes,
 ) {
     let Some(job) = held.denoise_job(output, prior, times) else {

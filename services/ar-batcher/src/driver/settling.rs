@@ -8,7 +8,7 @@ use tracing::Instrument;
 use super::{Driver, Running};
 use crate::{
     batch::RowEnd,
-    engine::RowOutcome,
+    prior_cache::NamedOutcome,
     request::{BatchTimes, Held},
     settle,
 };
@@ -73,12 +73,13 @@ impl Driver<'_> {
     ) -> Option<Row> {
         let bench = &self.parts.bench;
         match end {
-            _ if !held.needs(output) => bench.counters.withdrawn.inc(),
-            RowEnd::Refused => bench.counters.withdrawn.inc(),
+            _ if !held.needs(output) => _ = bench.counters.withdrawn.inc(),
+            RowEnd::Refused => _ = bench.counters.withdrawn.inc(),
             RowEnd::Unrecorded => {
                 held.park(output);
                 return None;
             }
+            RowEnd::Cached(prior) => settle::fan_out(bench, held, output, prior, times).await,
             RowEnd::Ran(outcome) => return self.ran(held, output, outcome, times).await,
         };
         held.settle(output);
@@ -89,7 +90,7 @@ impl Driver<'_> {
         &self,
         held: &mut Held,
         output: OutputId,
-        outcome: RowOutcome,
+        outcome: NamedOutcome,
         times: BatchTimes,
     ) -> Option<Row> {
         let bench = &self.parts.bench;

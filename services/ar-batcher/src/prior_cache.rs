@@ -1,0 +1,260 @@
+//! Prior tokens of earlier outputs: equal requests have equal tokens, so that the AR engine need not run again.
+//!
+//! A name is the first 128 bits of a SHA-256 over everything that the tokens follow from: who wrote them (kind of
+//! engine, revision of the model, which covers its sampling parameters, numbers it computes with), prompt, size and
+//! seed, each with its length. Denoising parameters are no part of it: that is what makes variations cheap.
+//!
+//! It is a cache: a broker that does not answer, or an entry that cannot be used, is a miss, and what is not stored is
+//! written again by whoever needs it. No picture ever fails here.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use messaging::{Bus, Fence};
+use protocol::{ImageSize, JobError, OutputId, PriorId, StoredPrior};
+use service::{
+    exit::chain,
+    metrics::{metrics::counter::Counter, registry::Registry},
+};
+use sha2::{Digest, Sha256};
+
+use crate::engine::{Prior, PriorBatch, PriorRow, RowOutcome};
+
+/// What this version calls everything that goes into a name. Another way to write tokens, or to name them, is another
+/// text here: old entries are never found again, and run out.
+const NAMING: &str = "fresco prior tokens 1";
+
+/// Tokens and the name under which they are stored, if they are.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedPrior {
+    pub(crate) prior: Prior,
+    pub(crate) id: Option<PriorId>,
+}
+
+/// A row's tokens, or why it has none.
+pub(crate) type NamedOutcome = Result<NamedPrior, JobError>;
+
+impl From<Prior> for NamedPrior {
+    fn from(prior: Prior) -> Self {
+        Self { prior, id: None }
+    }
+}
+
+impl From<StoredPrior> for NamedPrior {
+    fn from(StoredPrior { id, tokens, usage }: StoredPrior) -> Self {
+        let mut prior = Prior { tokens, usage };
+        prior.usage.cached = true;
+        Self {
+            prior,
+            id: Some(id),
+        }
+    }
+}
+
+/// What the cache did, for `/metrics`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CacheCounters {
+    hits: Counter,
+    misses: Counter,
+    stored: Counter,
+}
+
+impl CacheCounters {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let counters = Self::default();
+        let rows = [
+            (
+                "fresco_prior_cache_hits",
+                "Outputs whose prior tokens were stored already",
+                &counters.hits,
+            ),
+            (
+                "fresco_prior_cache_misses",
+                "Outputs whose prior tokens were looked up in vain",
+                &counters.misses,
+            ),
+            (
+                "fresco_prior_cache_stored",
+                "Outputs whose prior tokens were stored",
+                &counters.stored,
+            ),
+        ];
+        for (name, help, counter) in rows {
+            registry.register(name, help, counter.clone());
+        }
+        counters
+    }
+}
+
+/// The cache as one batcher uses it. Clones share the counters.
+#[derive(Debug, Clone)]
+pub(crate) struct PriorCache {
+    bus: Bus,
+    writer: Arc<str>,
+    counters: CacheCounters,
+}
+
+impl PriorCache {
+    /// For tokens by `writer`: equal for engines that write alike.
+    pub(crate) fn new(bus: &Bus, writer: String, counters: CacheCounters) -> Self {
+        Self {
+            bus: bus.clone(),
+            writer: writer.into(),
+            counters,
+        }
+    }
+
+    /// The rows that need no engine with their tokens, and the rest. As long as one read of the broker, 2 s at most.
+    pub(crate) async fn lookup(
+        &self,
+        batch: PriorBatch,
+    ) -> (Vec<(OutputId, NamedPrior)>, PriorBatch) {
+        let PriorBatch { size, rows } = batch;
+        let found = join_all(rows.iter().map(|row| self.find(row, size))).await;
+        let (mut hits, mut rest) = (Vec::new(), Vec::new());
+        for (row, found) in rows.into_iter().zip(found) {
+            match found {
+                Some(prior) => {
+                    self.counters.hits.inc();
+                    hits.push((row.output, prior));
+                }
+                None => {
+                    self.counters.misses.inc();
+                    rest.push(row);
+                }
+            }
+        }
+        (hits, PriorBatch { size, rows: rest })
+    }
+
+    /// Stores what rows came to, in the order of their `names`, and names what is stored. As long as a write and a read
+    /// of the broker, 4 s at most.
+    pub(crate) async fn store(
+        &self,
+        names: Vec<PriorId>,
+        outcomes: Vec<RowOutcome>,
+    ) -> Vec<NamedOutcome> {
+        let stored = names
+            .into_iter()
+            .zip(outcomes)
+            .map(|(id, outcome)| async move {
+                match outcome {
+                    Ok(prior) => Ok(self.keep(id, prior).await),
+                    Err(error) => Err(error),
+                }
+            });
+        join_all(stored).await
+    }
+
+    /// The names of `batch`'s rows, in their order.
+    pub(crate) fn names(&self, batch: &PriorBatch) -> Vec<PriorId> {
+        let name = |row| name(&self.writer, row, batch.size);
+        batch.rows.iter().map(name).collect()
+    }
+
+    async fn find(&self, row: &PriorRow, size: ImageSize) -> Option<NamedPrior> {
+        let id = name(&self.writer, row, size);
+        match self.bus.cached_prior(id).await {
+            // Never seen; a grid of another size would take a denoiser down.
+            Ok(Some(stored)) if !stored.tokens.fits(size) => {
+                tracing::error!(%id, tokens = ?stored.tokens, "stored prior tokens have another size");
+                None
+            }
+            Ok(stored) => stored.map(NamedPrior::from),
+            Err(error) => {
+                tracing::warn!(output = %row.output, error = %chain(&error), "prior tokens are not looked up");
+                None
+            }
+        }
+    }
+
+    /// Where another output of an equal request was first, its tokens have the name. Those of an engine that does not
+    /// follow its seed differ, and have none.
+    async fn keep(&self, id: PriorId, prior: Prior) -> NamedPrior {
+        let stored = StoredPrior {
+            id,
+            tokens: prior.tokens.clone(),
+            usage: prior.usage,
+        };
+        let id = match self.bus.put_prior(&stored).await {
+            Ok(Fence::First) => {
+                self.counters.stored.inc();
+                Some(id)
+            }
+            Ok(Fence::Taken) => match self.bus.cached_prior(id).await {
+                Ok(Some(first)) if first.tokens == stored.tokens => Some(id),
+                Ok(_) => None,
+                Err(error) => {
+                    tracing::warn!(%id, error = %chain(&error), "stored prior tokens are not compared");
+                    None
+                }
+            },
+            Err(error) => {
+                tracing::warn!(%id, error = %chain(&error), "prior tokens are not stored");
+                None
+            }
+        };
+        NamedPrior { prior, id }
+    }
+}
+
+/// The name of the tokens that `writer` writes for `row`.
+fn name(writer: &str, row: &PriorRow, size: ImageSize) -> PriorId {
+    let mut hash = Sha256::new();
+    let (size, seed) = (size.to_string(), row.seed.get().to_le_bytes());
+    let pieces = [
+        NAMING.as_bytes(),
+        writer.as_bytes(),
+        row.prompt.as_bytes(),
+        size.as_bytes(),
+        &seed,
+    ];
+    for piece in pieces {
+        hash.update((piece.len() as u64).to_le_bytes());
+        hash.update(piece);
+    }
+    let hash = hash.finalize();
+    let start = hash.first_chunk().expect("a SHA-256 has 32 bytes");
+    PriorId::from_u128(u128::from_be_bytes(*start))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use protocol::{JobId, OutputIndex, Seed};
+
+    use super::*;
+
+    fn of(writer: &str, prompt: &str, seed: u64, width: u32) -> PriorId {
+        let row = PriorRow {
+            output: JobId::from_u128(seed.into()).output(OutputIndex::FIRST),
+            prompt: prompt.into(),
+            seed: Seed::new(seed).expect("small"),
+        };
+        let size = ImageSize::new(width, 32).expect("multiples of 32");
+        name(writer, &row, size)
+    }
+
+    #[test]
+    fn everything_that_tokens_follow_from_is_in_their_name() {
+        let names = [
+            of("native a", "p", 7, 32),
+            of("native b", "p", 7, 32),
+            of("native a", "q", 7, 32),
+            of("native a", "p", 8, 32),
+            of("native a", "p", 7, 64),
+            // The same characters, cut elsewhere.
+            of("native ap", "", 7, 32),
+            of("native", " ap", 7, 32),
+        ];
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+    }
+
+    #[test]
+    fn a_name_stays_what_it_is() {
+        // Another name is a cache that is cold after an upgrade; then `NAMING` changes too.
+        let name = of("native 0123456789ab f32", "a red fox", 7, 32).to_string();
+        assert_eq!(name, "9ed84f1a329cedf9278f738f6f04a882");
+    }
+}
