@@ -4,6 +4,9 @@
 //! engine, revision of the model, which covers its sampling parameters, numbers it computes with), prompt, size and
 //! seed, each with its length. Denoising parameters are no part of it: that is what makes variations cheap.
 //!
+//! A revision does not see the numbers of a weight: after new weights of the same shapes under the same configs, old
+//! tokens are found until they run out (an hour, or when the bucket is purged).
+//!
 //! It is a cache: a broker that does not answer, or an entry that cannot be used, is a miss, and what is not stored is
 //! written again by whoever needs it. No picture ever fails here.
 
@@ -222,16 +225,21 @@ fn name(writer: &str, row: &PriorRow, size: ImageSize) -> PriorId {
 mod tests {
     use std::collections::BTreeSet;
 
-    use protocol::{JobId, OutputIndex, Seed};
+    use messaging::BusConfig;
+    use protocol::{ErrorCode, JobId, OutputIndex, PriorTokens, PriorUsage, Role, Seed};
 
     use super::*;
 
-    fn of(writer: &str, prompt: &str, seed: u64, width: u32) -> PriorId {
-        let row = PriorRow {
+    fn row(prompt: &str, seed: u64) -> PriorRow {
+        PriorRow {
             output: JobId::from_u128(seed.into()).output(OutputIndex::FIRST),
             prompt: prompt.into(),
             seed: Seed::new(seed).expect("small"),
-        };
+        }
+    }
+
+    fn of(writer: &str, prompt: &str, seed: u64, width: u32) -> PriorId {
+        let row = row(prompt, seed);
         let size = ImageSize::new(width, 32).expect("multiples of 32");
         name(writer, &row, size)
     }
@@ -256,5 +264,37 @@ mod tests {
         // Another name is a cache that is cold after an upgrade; then `NAMING` changes too.
         let name = of("native 0123456789ab f32", "a red fox", 7, 32).to_string();
         assert_eq!(name, "9ed84f1a329cedf9278f738f6f04a882");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_does_not_answer_is_a_miss_and_costs_no_row() {
+        // Nobody listens there, and the client tries for ever.
+        let nowhere = vec!["nats://127.0.0.1:1".to_owned()];
+        let prefix = "t".parse().expect("a prefix");
+        let bus = Bus::connect(&BusConfig::new(nowhere, prefix, Role::ArBatcher)).await;
+        let bus = bus.expect("the address is one");
+        let cache = PriorCache::new(&bus, "w".to_owned(), CacheCounters::default());
+        let batch = PriorBatch {
+            size: ImageSize::new(64, 32).expect("multiples of 32"),
+            rows: vec![row("p", 7), row("p", 8)],
+        };
+        let (hits, rest) = cache.lookup(batch).await;
+        assert_eq!((hits.len(), rest.rows.len()), (0, 2));
+        let tokens = PriorTokens::new(1, 2, vec![1, 2]).expect("fills the grid");
+        let usage = PriorUsage {
+            prompt_tokens: 3,
+            generated_tokens: 3,
+            cached: false,
+        };
+        let failed = JobError::new(ErrorCode::ArFailed, "no tokens");
+        let outcomes = vec![Ok(Prior { tokens, usage }), Err(failed.clone())];
+        let named = cache.store(cache.names(&rest), outcomes).await;
+        let ends: Vec<_> = named
+            .into_iter()
+            .map(|end| end.map(|named| (named.id, named.prior.usage)))
+            .collect();
+        assert_eq!(ends, [Ok((None, usage)), Err(failed)]);
+        let counted = [&cache.counters.misses, &cache.counters.stored].map(Counter::get);
+        assert_eq!(counted, [2, 0]);
     }
 }
