@@ -132,7 +132,7 @@ impl Bus {
     }
 
     /// Checks that everything is there as the topology says. Another ack deadline, or another age or size of
-    /// results, keys and prior tokens, is no difference: services read those in force from the broker.
+    /// results, keys and priors, is no difference: services read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
     }
