@@ -17,5 +17,6 @@ mod picture;
 mod prior_cache;
 mod replay;
 mod rolling;
+mod stages;
 mod up;
 mod worker_loss;

@@ -1,5 +1,7 @@
 //! A whole deployment of a test's own: broker, gateway, AR-batcher, denoisers, each a process.
 
+mod counters;
+
 use std::{
     fs,
     path::Path,
@@ -39,6 +41,8 @@ pub struct Size {
     pub ack_wait: Duration,
     /// Of every worker.
     pub engine: Engine,
+    /// Flags of the AR-batcher besides.
+    pub ar_flags: &'static [&'static str],
 }
 
 /// Whether equal requests share prior tokens.
@@ -50,12 +54,16 @@ enum PriorCache {
     Off,
 }
 
+/// Flags of an AR-batcher whose rows run together, as those of a native one do.
+pub const BATCHED: &[&str] = &["--admission", "batched"];
+
 impl Default for Size {
     fn default() -> Self {
         Self {
             denoisers: 2,
             ack_wait: ACK_WAIT,
             engine: Engine::TinyModel,
+            ar_flags: &[],
         }
     }
 }
@@ -75,7 +83,7 @@ pub struct Fleet {
     /// The gateway's process.
     pub gateway_process: Process,
     worker_flags: Vec<String>,
-    batcher_flags: Vec<String>,
+    ar_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -95,12 +103,30 @@ impl Fleet {
         Self::replay_with(denoisers, table, &[]).await
     }
 
+    /// The same with these flags for the AR-batcher besides.
+    pub async fn replay_writing(
+        denoisers: usize,
+        table: Table,
+        ar_flags: &'static [&'static str],
+    ) -> Self {
+        let size = Size {
+            denoisers,
+            ack_wait: REPLAY_ACK_WAIT,
+            engine: Engine::Replay(table),
+            ar_flags,
+        };
+        let fleet = Self::start(size).await;
+        fleet.script(&[]);
+        fleet
+    }
+
     /// The same with these flags for every worker besides.
     pub async fn replay_with(denoisers: usize, table: Table, flags: &[&str]) -> Self {
         let size = Size {
             denoisers,
             ack_wait: REPLAY_ACK_WAIT,
             engine: Engine::Replay(table),
+            ..Size::default()
         };
         let fleet = Self::start_with(size, flags).await;
         fleet.script(&[]);
@@ -149,15 +175,15 @@ impl Fleet {
             .chain(engine_flags)
             .chain(flags.iter().map(ToString::to_string))
             .collect();
-        let mut batcher_flags = worker_flags.clone();
+        let ar_own = size.ar_flags.iter().map(ToString::to_string);
+        let mut ar_flags: Vec<_> = worker_flags.iter().cloned().chain(ar_own).collect();
         if prior_cache == PriorCache::Off {
-            batcher_flags.push("--no-prior-cache".to_owned());
+            ar_flags.push("--no-prior-cache".to_owned());
         }
-        let batcher = "fresco-ar-batcher";
-        let ar_batcher = worker(batcher, "ar-batcher", &batcher_flags, &folder);
+        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
+        let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
-            .map(|i| format!("denoiser-{i}"))
-            .map(|name| worker("fresco-denoiser", &name, &worker_flags, &folder))
+            .map(|i| denoiser(&format!("denoiser-{i}")))
             .collect();
 
         let address = until("the gateway listens", || async {
@@ -174,7 +200,7 @@ impl Fleet {
             ar_batcher,
             gateway_process,
             worker_flags,
-            batcher_flags,
+            ar_flags,
             folder,
         };
         fleet.until_idle(size.denoisers).await;
@@ -231,7 +257,7 @@ impl Fleet {
     /// Starts one more worker of the fleet's kind, for a test to keep.
     pub fn start_worker(&self, role: Role, name: &str) -> Process {
         let (program, flags) = match role {
-            Role::ArBatcher => ("fresco-ar-batcher", &self.batcher_flags),
+            Role::ArBatcher => ("fresco-ar-batcher", &self.ar_flags),
             Role::Denoiser => ("fresco-denoiser", &self.worker_flags),
             Role::Gateway | Role::Operator => panic!("{role} is no worker"),
         };
@@ -250,14 +276,13 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let flags = &self.batcher_flags;
-        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
+        self.replace_ar_batcher_with(&[]);
     }
 
-    /// Ends the AR-batcher and starts another one with these flags besides the usual ones.
+    /// The same with these flags besides the usual ones.
     pub fn replace_ar_batcher_with(&mut self, flags: &[&str]) {
-        let usual = self.batcher_flags.iter().cloned();
-        let flags: Vec<_> = usual.chain(flags.iter().map(ToString::to_string)).collect();
+        let own = flags.iter().map(ToString::to_string);
+        let flags: Vec<_> = self.ar_flags.iter().cloned().chain(own).collect();
         self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
     }
 
@@ -321,32 +346,6 @@ impl Fleet {
             })
         })
         .await
-    }
-
-    /// The sum of a counter over the workers of `role` that are alive.
-    pub async fn counter(&self, role: Role, name: &str) -> u64 {
-        self.counter_by_worker(role, name).await.iter().sum()
-    }
-
-    /// A counter of each worker of `role` that is alive.
-    pub async fn counter_by_worker(&self, role: Role, name: &str) -> Vec<u64> {
-        let workers = self.bus.workers().await.expect("the broker runs");
-        let mut values = Vec::new();
-        for address in workers
-            .iter()
-            .filter(|w| w.role == role)
-            .filter_map(|w| w.health_address)
-        {
-            let Some((_, metrics)) = http::text(&format!("http://{address}/metrics")).await else {
-                continue;
-            };
-            let value = metrics
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix("_total "));
-            let value = value.unwrap_or_else(|| panic!("no counter {name} in:\n{metrics}"));
-            values.push(value.parse().expect("a counter is a whole number"));
-        }
-        values
     }
 }
 

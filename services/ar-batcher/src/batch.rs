@@ -1,31 +1,30 @@
-//! One batch on the engine, as a task of its own: it runs on while the driver stores the last one's outputs.
+//! One call of the engine, as a task of its own.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use batching::BatchId;
 use futures::future::join_all;
-use messaging::Bus;
-use protocol::{LifeEvent, OutputId, Progress, Stage, WorkStage, WorkerId};
-use service::clock::unix_millis;
+use messaging::{Bus, KnownLife};
+use protocol::{ImageSize, LifeEvent, OutputId, Progress, Stage, WorkStage};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    counters::Counters,
-    engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, RowOutcome, checked},
-    prior_cache::{NamedOutcome, NamedPrior, PriorCache},
+    bench::Bench,
+    engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome, checked},
+    prior_cache::{NamedOutcome, NamedPrior},
 };
 
 /// Between two progress messages of a batch: a person's eye follows no more.
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 
-/// How a batch is run.
+/// A batch to run.
 pub(crate) struct Batch {
-    pub(crate) bus: Bus,
+    pub(crate) bench: Arc<Bench>,
+    pub(crate) id: BatchId,
     pub(crate) engine: Arc<dyn PriorEngine>,
-    pub(crate) worker: WorkerId,
-    /// None when it is turned off.
-    pub(crate) cache: Option<PriorCache>,
-    pub(crate) counters: Counters,
+    pub(crate) size: ImageSize,
+    pub(crate) rows: Vec<(PriorRow, KnownLife)>,
     pub(crate) stop: CancellationToken,
     /// How long the engine may say nothing.
     pub(crate) stall_max: Duration,
@@ -36,102 +35,185 @@ pub(crate) struct Batch {
 #[error("no progress for {} s", .0.as_secs_f64())]
 struct Stalled(Duration);
 
+/// What became of a batch.
+pub(crate) struct BatchEnd {
+    pub(crate) id: BatchId,
+    pub(crate) how: How,
+    pub(crate) rows: Vec<(KnownLife, RowEnd)>,
+}
+
+/// How a batch ended.
+#[derive(Debug)]
+pub(crate) enum How {
+    /// Its rows say more.
+    Ran,
+    /// The engine took none of it now. Rows that would have run read [`RowEnd::Stopped`], and are signed off.
+    Full,
+    /// The engine will never take anything any more.
+    Gone(EngineError),
+}
+
 /// What became of a row.
 pub(crate) enum RowEnd {
     /// It ran.
     Ran(NamedOutcome),
-    /// It did not have to run.
+    /// An equal one had run before.
     Cached(NamedPrior),
     /// It did not run: it is somebody else's by now.
     Refused,
     /// It did not run: its start could not be written down.
     Unrecorded,
+    /// It did not run to its end, for no fault of its own.
+    Stopped,
 }
 
 impl Batch {
-    /// Looks the rows up among those that ran before, writes the others' starts down, then runs them: an output that
-    /// takes its batcher down must have left a trace before it does.
-    pub(crate) async fn run(
-        self,
-        batch: PriorBatch,
-    ) -> Result<Vec<(OutputId, RowEnd)>, EngineError> {
-        let (hits, batch) = match &self.cache {
-            Some(cache) => cache.lookup(batch).await,
-            None => (Vec::new(), batch),
-        };
-        let hits = hits.into_iter();
-        let mut ends: Vec<_> = hits
-            .map(|(output, prior)| (output, RowEnd::Cached(prior)))
-            .collect();
-        let batch = self.started(batch, &mut ends).await;
-        if batch.rows.is_empty() {
-            return Ok(ends);
+    /// Looks the rows up among those that have run before, writes the others' starts down, then runs them: an output
+    /// that takes its batcher down must have left a trace before it does.
+    pub(crate) async fn run(self) -> BatchEnd {
+        let Self {
+            bench,
+            id,
+            engine,
+            size,
+            rows,
+            stop,
+            stall_max,
+        } = self;
+        let (rows, mut ends) = look_up(&bench, size, rows).await;
+        let (rows, refused) = start(&bench, rows).await;
+        ends.extend(refused);
+        let (rows, lives): (Vec<PriorRow>, Vec<KnownLife>) = rows.into_iter().unzip();
+        let end = |how, rows| BatchEnd { id, how, rows };
+        if rows.is_empty() {
+            return end(How::Ran, ends);
         }
-        if self.stop.is_cancelled() {
-            return Err(EngineError::Stopped);
-        }
-        let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
-        let names = self.cache.as_ref().map(|cache| cache.names(&batch));
-        let outcomes = self.call(batch, &outputs).await?;
-        let outcomes = match self.cache.as_ref().zip(names) {
-            Some((cache, names)) => cache.store(names, outcomes).await,
-            None => outcomes
-                .into_iter()
-                .map(|outcome| outcome.map(NamedPrior::from))
-                .collect(),
+        let call = Call {
+            engine,
+            batch: PriorBatch { size, rows },
+            stop,
+            stall_max,
         };
-        let ran = outputs
-            .into_iter()
-            .zip(outcomes.into_iter().map(RowEnd::Ran));
-        ends.extend(ran);
-        Ok(ends)
+        let stopped = |known| (known, RowEnd::Stopped);
+        match call.run(&bench).await {
+            Ok(outcomes) => {
+                let outcomes = outcomes.into_iter().map(RowEnd::Ran);
+                ends.extend(lives.into_iter().zip(outcomes));
+                end(How::Ran, ends)
+            }
+            Err(EngineError::Stopped) => {
+                ends.extend(lives.into_iter().map(stopped));
+                end(How::Ran, ends)
+            }
+            Err(EngineError::Full) => {
+                let signed_off = sign_off(&bench, lives).await;
+                ends.extend(signed_off.into_iter().map(stopped));
+                end(How::Full, ends)
+            }
+            Err(error) => end(How::Gone(error), ends),
+        }
     }
+}
 
-    /// Those of the rows that may run, their starts written down; what became of the others goes to `ends`.
-    async fn started(
-        &self,
-        PriorBatch { size, rows }: PriorBatch,
-        ends: &mut Vec<(OutputId, RowEnd)>,
-    ) -> PriorBatch {
-        let started = join_all(rows.iter().map(|row| {
-            let (stage, worker) = (WorkStage::Prior, self.worker.clone());
-            let event = LifeEvent::Started { stage, worker };
-            self.bus.advance(row.output, event, unix_millis())
-        }))
-        .await;
-        let mut run = Vec::new();
-        for (row, started) in rows.into_iter().zip(started) {
-            match started {
-                Ok(Ok(_)) => run.push(row),
-                Ok(Err(_)) => ends.push((row.output, RowEnd::Refused)),
-                Err(error) => {
-                    tracing::warn!(output = %row.output, %error, "start is not written down");
-                    ends.push((row.output, RowEnd::Unrecorded));
-                }
+/// The rows to run, and the ends of those that need no engine.
+async fn look_up(
+    bench: &Bench,
+    size: ImageSize,
+    rows: Vec<(PriorRow, KnownLife)>,
+) -> (Vec<(PriorRow, KnownLife)>, Vec<(KnownLife, RowEnd)>) {
+    let Some(cache) = &bench.cache else {
+        return (rows, Vec::new());
+    };
+    let found = cache.lookup(rows.iter().map(|(row, _)| row), size).await;
+    let (mut run, mut ends) = (Vec::new(), Vec::new());
+    for ((row, known), found) in rows.into_iter().zip(found) {
+        match found {
+            Some(prior) => ends.push((known, RowEnd::Cached(prior))),
+            None => run.push((row, known)),
+        }
+    }
+    (run, ends)
+}
+
+/// Writes the starts down. The rows to run, and the ends of the others.
+async fn start(
+    bench: &Bench,
+    rows: Vec<(PriorRow, KnownLife)>,
+) -> (Vec<(PriorRow, KnownLife)>, Vec<(KnownLife, RowEnd)>) {
+    let started = join_all(rows.iter().map(|(_, known)| {
+        let (stage, worker) = (WorkStage::Prior, bench.worker());
+        bench.advance(known, LifeEvent::Started { stage, worker })
+    }))
+    .await;
+    let (mut run, mut ends) = (Vec::new(), Vec::new());
+    for ((row, before), started) in rows.into_iter().zip(started) {
+        match started {
+            Ok(Some(known)) => run.push((row, known)),
+            Ok(None) => ends.push((before, RowEnd::Refused)),
+            Err(error) => {
+                tracing::warn!(output = %row.output, %error, "start is not written down");
+                ends.push((before, RowEnd::Unrecorded));
             }
         }
-        PriorBatch { size, rows: run }
     }
+    (run, ends)
+}
 
-    /// The engine's answer, held to what every answer is held to.
-    async fn call(
-        &self,
-        batch: PriorBatch,
-        outputs: &[OutputId],
-    ) -> Result<Vec<RowOutcome>, EngineError> {
-        self.counters.started(outputs.len());
+/// The lives after the engine took none of them. One that cannot be signed off keeps its open attempt, which is this
+/// worker's own and counts for nothing while it is here.
+async fn sign_off(bench: &Bench, lives: Vec<KnownLife>) -> Vec<KnownLife> {
+    let signed_off = lives.into_iter().map(async |known| {
+        let (stage, worker) = (WorkStage::Prior, bench.worker());
+        let given_back = LifeEvent::GivenBack { stage, worker };
+        match bench.advance(&known, given_back).await {
+            Ok(Some(known)) => known,
+            Ok(None) | Err(_) => known,
+        }
+    });
+    join_all(signed_off).await
+}
+
+/// A call of an engine.
+struct Call {
+    engine: Arc<dyn PriorEngine>,
+    batch: PriorBatch,
+    stop: CancellationToken,
+    stall_max: Duration,
+}
+
+impl Call {
+    async fn run(self, bench: &Bench) -> Result<Vec<NamedOutcome>, EngineError> {
+        let Self {
+            engine,
+            batch,
+            stop,
+            stall_max,
+        } = self;
+        if stop.is_cancelled() {
+            return Err(EngineError::Stopped);
+        }
+        bench.counters.started(batch.rows.len());
+        let names = bench.cache.as_ref().map(|cache| cache.names(&batch));
         let size = batch.size;
+        let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
-        let silence = stalled(watched.clone(), self.stall_max);
-        let call = self.engine.run(batch, progress, self.stop.clone());
+        let silence = stalled(watched.clone(), stall_max);
+        let call = engine.run(batch, progress, stop);
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
-            () = silence => return Err(EngineError::Gone(Stalled(self.stall_max).into())),
-            never = report(&self.bus, outputs, watched) => match never {},
+            () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
+            never = report(&bench.member.bus, &outputs, watched) => match never {},
         };
-        let codebook_size = self.engine.codebook_size();
-        Ok(checked(size, outputs.len(), outcomes, codebook_size))
+        let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
+        Ok(match bench.cache.as_ref().zip(names) {
+            Some((cache, names)) => cache.store(names, outcomes).await,
+            None => outcomes.into_iter().map(unnamed).collect(),
+        })
     }
+}
+
+fn unnamed(outcome: RowOutcome) -> NamedOutcome {
+    outcome.map(NamedPrior::from)
 }
 
 /// Returns when the engine has said nothing for `stall_max`. A batch that was told to stop counts as well.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use messaging::{Bus, Fence};
-use protocol::{ImageSize, JobError, OutputId, PriorId, StoredPrior};
+use protocol::{ImageSize, JobError, PriorId, StoredPrior};
 use service::{
     exit::chain,
     metrics::{metrics::counter::Counter, registry::Registry},
@@ -107,27 +107,22 @@ impl PriorCache {
         }
     }
 
-    /// The rows that need no engine with their tokens, and the rest. As long as one read of the broker, 2 s at most.
+    /// The tokens that are stored already, row by row, for pictures of `size`. As long as one read of the broker, 2 s at
+    /// most.
     pub(crate) async fn lookup(
         &self,
-        batch: PriorBatch,
-    ) -> (Vec<(OutputId, NamedPrior)>, PriorBatch) {
-        let PriorBatch { size, rows } = batch;
-        let found = join_all(rows.iter().map(|row| self.find(row, size))).await;
-        let (mut hits, mut rest) = (Vec::new(), Vec::new());
-        for (row, found) in rows.into_iter().zip(found) {
-            match found {
-                Some(prior) => {
-                    self.counters.hits.inc();
-                    hits.push((row.output, prior));
-                }
-                None => {
-                    self.counters.misses.inc();
-                    rest.push(row);
-                }
-            }
+        rows: impl Iterator<Item = &PriorRow>,
+        size: ImageSize,
+    ) -> Vec<Option<NamedPrior>> {
+        let found = join_all(rows.map(|row| self.find(row, size))).await;
+        for found in &found {
+            let counter = match found {
+                Some(_) => &self.counters.hits,
+                None => &self.counters.misses,
+            };
+            counter.inc();
         }
-        (hits, PriorBatch { size, rows: rest })
+        found
     }
 
     /// Stores what rows came to, in the order of their `names`, and names what is stored. As long as a write and a read
@@ -278,8 +273,8 @@ mod tests {
             size: ImageSize::new(64, 32).expect("multiples of 32"),
             rows: vec![row("p", 7), row("p", 8)],
         };
-        let (hits, rest) = cache.lookup(batch).await;
-        assert_eq!((hits.len(), rest.rows.len()), (0, 2));
+        let found = cache.lookup(batch.rows.iter(), batch.size).await;
+        assert!(matches!(found.as_slice(), [None, None]));
         let tokens = PriorTokens::new(1, 2, vec![1, 2]).expect("fills the grid");
         let usage = PriorUsage {
             prompt_tokens: 3,
@@ -288,7 +283,7 @@ mod tests {
         };
         let failed = JobError::new(ErrorCode::ArFailed, "no tokens");
         let outcomes = vec![Ok(Prior { tokens, usage }), Err(failed.clone())];
-        let named = cache.store(cache.names(&rest), outcomes).await;
+        let named = cache.store(cache.names(&batch), outcomes).await;
         let ends: Vec<_> = named
             .into_iter()
             .map(|end| end.map(|named| (named.id, named.prior.usage)))
