@@ -14,6 +14,7 @@ mod idempotency;
 mod life;
 mod peer_faults;
 mod picture;
+mod prior_cache;
 mod replay;
 mod rolling;
 mod stages;

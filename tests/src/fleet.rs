@@ -1,5 +1,7 @@
 //! A whole deployment of a test's own: broker, gateway, AR-batcher, denoisers, each a process.
 
+mod counters;
+
 use std::{
     fs,
     path::Path,
@@ -41,6 +43,15 @@ pub struct Size {
     pub engine: Engine,
     /// Flags of the AR-batcher besides.
     pub ar_flags: &'static [&'static str],
+}
+
+/// Whether equal requests share prior tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PriorCache {
+    /// As a deployment has it.
+    On,
+    /// Each request is written anew: a test that compares pictures would compare a picture with itself.
+    Off,
 }
 
 /// Flags of an AR-batcher whose rows run together, as those of a native one do.
@@ -124,6 +135,15 @@ impl Fleet {
 
     /// As [`Fleet::start`], with these flags for every worker besides.
     pub async fn start_with(size: Size, flags: &[&str]) -> Self {
+        Self::start_whole(size, flags, PriorCache::Off).await
+    }
+
+    /// As [`Fleet::start`], with the cache of prior tokens that other fleets do without.
+    pub async fn start_with_prior_cache(size: Size) -> Self {
+        Self::start_whole(size, &[], PriorCache::On).await
+    }
+
+    async fn start_whole(size: Size, flags: &[&str], prior_cache: PriorCache) -> Self {
         let broker = Broker::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
         let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
@@ -156,7 +176,10 @@ impl Fleet {
             .chain(flags.iter().map(ToString::to_string))
             .collect();
         let ar_own = size.ar_flags.iter().map(ToString::to_string);
-        let ar_flags: Vec<_> = worker_flags.iter().cloned().chain(ar_own).collect();
+        let mut ar_flags: Vec<_> = worker_flags.iter().cloned().chain(ar_own).collect();
+        if prior_cache == PriorCache::Off {
+            ar_flags.push("--no-prior-cache".to_owned());
+        }
         let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
         let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
@@ -253,8 +276,14 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let flags = &self.ar_flags;
-        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
+        self.replace_ar_batcher_with(&[]);
+    }
+
+    /// The same with these flags besides the usual ones.
+    pub fn replace_ar_batcher_with(&mut self, flags: &[&str]) {
+        let own = flags.iter().map(ToString::to_string);
+        let flags: Vec<_> = self.ar_flags.iter().cloned().chain(own).collect();
+        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
     }
 
     /// Starts one more denoiser of the fleet's kind.
@@ -317,32 +346,6 @@ impl Fleet {
             })
         })
         .await
-    }
-
-    /// The sum of a counter over the workers of `role` that are alive.
-    pub async fn counter(&self, role: Role, name: &str) -> u64 {
-        self.counter_by_worker(role, name).await.iter().sum()
-    }
-
-    /// A counter of each worker of `role` that is alive.
-    pub async fn counter_by_worker(&self, role: Role, name: &str) -> Vec<u64> {
-        let workers = self.bus.workers().await.expect("the broker runs");
-        let mut values = Vec::new();
-        for address in workers
-            .iter()
-            .filter(|w| w.role == role)
-            .filter_map(|w| w.health_address)
-        {
-            let Some((_, metrics)) = http::text(&format!("http://{address}/metrics")).await else {
-                continue;
-            };
-            let value = metrics
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix("_total "));
-            let value = value.unwrap_or_else(|| panic!("no counter {name} in:\n{metrics}"));
-            values.push(value.parse().expect("a counter is a whole number"));
-        }
-        values
     }
 }
 

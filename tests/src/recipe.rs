@@ -81,9 +81,10 @@ impl Deployment {
 
     /// An AR-batcher or a denoiser.
     pub fn worker(&self, role: Role, number: usize, attempts_max: u32) -> Recipe {
-        let program = match role {
-            Role::ArBatcher => "fresco-ar-batcher",
-            _ => "fresco-denoiser",
+        // Each request is written anew: what a kill costs would not be seen where tokens are found.
+        let (program, own): (_, &[&str]) = match role {
+            Role::ArBatcher => ("fresco-ar-batcher", &["--no-prior-cache"]),
+            _ => ("fresco-denoiser", &[]),
         };
         let attempts = attempts_max.to_string();
         let engine = [
@@ -94,7 +95,7 @@ impl Deployment {
             "--faults",
             &self.faults,
         ];
-        let flags = [&engine[..], &["--attempts-max", &attempts]].concat();
+        let flags = [&engine[..], &["--attempts-max", &attempts], own].concat();
         self.recipe(role, number, program, &flags)
     }
 

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bench::Bench,
     engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome, checked},
+    prior_cache::{NamedOutcome, NamedPrior},
 };
 
 /// Between two progress messages of a batch: a person's eye follows no more.
@@ -55,7 +56,9 @@ pub(crate) enum How {
 /// What became of a row.
 pub(crate) enum RowEnd {
     /// It ran.
-    Ran(RowOutcome),
+    Ran(NamedOutcome),
+    /// An equal one had run before.
+    Cached(NamedPrior),
     /// It did not run: it is somebody else's by now.
     Refused,
     /// It did not run: its start could not be written down.
@@ -65,8 +68,8 @@ pub(crate) enum RowEnd {
 }
 
 impl Batch {
-    /// Writes the rows' starts down, then runs them: an output that takes its batcher down must have left a trace
-    /// before it does.
+    /// Looks the rows up among those that have run before, writes the others' starts down, then runs them: an output
+    /// that takes its batcher down must have left a trace before it does.
     pub(crate) async fn run(self) -> BatchEnd {
         let Self {
             bench,
@@ -77,7 +80,9 @@ impl Batch {
             stop,
             stall_max,
         } = self;
-        let (rows, mut ends) = start(&bench, rows).await;
+        let (rows, mut ends) = look_up(&bench, size, rows).await;
+        let (rows, refused) = start(&bench, rows).await;
+        ends.extend(refused);
         let (rows, lives): (Vec<PriorRow>, Vec<KnownLife>) = rows.into_iter().unzip();
         let end = |how, rows| BatchEnd { id, how, rows };
         if rows.is_empty() {
@@ -90,7 +95,7 @@ impl Batch {
             stall_max,
         };
         let stopped = |known| (known, RowEnd::Stopped);
-        match call.run(&bench.member.bus).await {
+        match call.run(&bench).await {
             Ok(outcomes) => {
                 let outcomes = outcomes.into_iter().map(RowEnd::Ran);
                 ends.extend(lives.into_iter().zip(outcomes));
@@ -108,6 +113,26 @@ impl Batch {
             Err(error) => end(How::Gone(error), ends),
         }
     }
+}
+
+/// The rows to run, and the ends of those that need no engine.
+async fn look_up(
+    bench: &Bench,
+    size: ImageSize,
+    rows: Vec<(PriorRow, KnownLife)>,
+) -> (Vec<(PriorRow, KnownLife)>, Vec<(KnownLife, RowEnd)>) {
+    let Some(cache) = &bench.cache else {
+        return (rows, Vec::new());
+    };
+    let found = cache.lookup(rows.iter().map(|(row, _)| row), size).await;
+    let (mut run, mut ends) = (Vec::new(), Vec::new());
+    for ((row, known), found) in rows.into_iter().zip(found) {
+        match found {
+            Some(prior) => ends.push((known, RowEnd::Cached(prior))),
+            None => run.push((row, known)),
+        }
+    }
+    (run, ends)
 }
 
 /// Writes the starts down. The rows to run, and the ends of the others.
@@ -157,7 +182,7 @@ struct Call {
 }
 
 impl Call {
-    async fn run(self, bus: &Bus) -> Result<Vec<RowOutcome>, EngineError> {
+    async fn run(self, bench: &Bench) -> Result<Vec<NamedOutcome>, EngineError> {
         let Self {
             engine,
             batch,
@@ -167,6 +192,8 @@ impl Call {
         if stop.is_cancelled() {
             return Err(EngineError::Stopped);
         }
+        bench.counters.started(batch.rows.len());
+        let names = bench.cache.as_ref().map(|cache| cache.names(&batch));
         let size = batch.size;
         let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
@@ -175,15 +202,18 @@ impl Call {
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
             () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
-            never = report(bus, &outputs, watched) => match never {},
+            never = report(&bench.member.bus, &outputs, watched) => match never {},
         };
-        Ok(checked(
-            size,
-            outputs.len(),
-            outcomes,
-            engine.codebook_size(),
-        ))
+        let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
+        Ok(match bench.cache.as_ref().zip(names) {
+            Some((cache, names)) => cache.store(names, outcomes).await,
+            None => outcomes.into_iter().map(unnamed).collect(),
+        })
     }
+}
+
+fn unnamed(outcome: RowOutcome) -> NamedOutcome {
+    outcome.map(NamedPrior::from)
 }
 
 /// Returns when the engine has said nothing for `stall_max`. A batch that was told to stop counts as well.

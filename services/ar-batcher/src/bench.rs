@@ -10,7 +10,7 @@ use protocol::{
 };
 use service::{clock::unix_millis, exit::chain};
 
-use crate::{counters::Counters, request::Request, settle};
+use crate::{counters::Counters, prior_cache::PriorCache, request::Request, settle};
 
 /// The last words about attempts of a batcher that stops: a broker that does not answer must not hold it up.
 pub(crate) const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
@@ -18,6 +18,8 @@ pub(crate) const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 /// A worker's place at the bus.
 pub(crate) struct Bench {
     pub(crate) member: Arc<Membership>,
+    /// None when it is turned off.
+    pub(crate) cache: Option<PriorCache>,
     pub(crate) counters: Counters,
     pub(crate) attempts_max: u32,
     pub(crate) policy: Policy,

@@ -10,6 +10,7 @@ mod counters;
 mod driver;
 pub mod engine;
 pub mod native;
+mod prior_cache;
 pub mod replay;
 mod request;
 mod settle;
@@ -33,6 +34,7 @@ use crate::{
     driver::{ByClass, Driver, Parts},
     engine::PriorEngine,
     native::NativeEngine,
+    prior_cache::{CacheCounters, PriorCache},
     replay::ReplayEngine,
 };
 
@@ -79,6 +81,9 @@ pub struct Args {
     /// Outputs at the denoise stage beyond which no more rows start [default: 3 for each denoiser]
     #[arg(long, value_name = "OUTPUTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub denoise_ahead_max: Option<u64>,
+    /// Write the prior tokens of a request again that is equal to an earlier one, and store none for variations
+    #[arg(long)]
+    pub no_prior_cache: bool,
     /// What a failure costs.
     #[command(flatten)]
     pub retry: RetryArgs,
@@ -139,6 +144,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
     let mut metrics = Registry::default();
     let counters = Counters::register(&mut metrics);
+    let cache_counters = CacheCounters::register(&mut metrics);
     let health_address =
         service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown);
     let health_address = health_address
@@ -159,6 +165,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     health.set_not_ready("waiting for the message broker");
     let limits = args.limits(engines.len());
     let joining = joining(&args, &engines, health_address);
+    let writer = writer(&args, &joining.model_revision);
     let waiting = |error: &ProvisionError| {
         let reason = service::exit::chain(error);
         tracing::warn!(reason, "waiting for the streams");
@@ -178,6 +185,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let parts = Parts {
         bench: Arc::new(Bench {
             member: Arc::clone(&member),
+            cache: writer.map(|writer| PriorCache::new(&member.bus, writer, cache_counters)),
             counters,
             attempts_max: args.retry.attempts_max,
             policy: limits.policy,
@@ -212,6 +220,16 @@ fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: Socket
         host: service::host::name(),
         health_address,
     }
+}
+
+/// Who writes, for the names of stored tokens: equal for engines that write alike. The revision of a checkpoint covers
+/// its sampling parameters. `None` where nothing is to be stored.
+fn writer(args: &Args, revision: &str) -> Option<String> {
+    let writer = match args.engine {
+        Engine::Native => format!("native {revision} {}", args.model.dtype),
+        Engine::Replay => format!("replay {revision}"),
+    };
+    (!args.no_prior_cache).then_some(writer)
 }
 
 async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass, Failure> {

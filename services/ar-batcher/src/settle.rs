@@ -14,6 +14,7 @@ use service::{clock::unix_millis, exit::chain};
 use crate::{
     batch::RowEnd,
     bench::Bench,
+    prior_cache::NamedPrior,
     request::{BatchTimes, Made, Request},
 };
 
@@ -50,11 +51,12 @@ pub(crate) async fn settle(
     times: BatchTimes,
 ) -> Fate {
     let output = known.output();
-    let (prior, id) = match end {
+    let NamedPrior { prior, id } = match end {
+        RowEnd::Cached(named) => named,
         RowEnd::Ran(outcome) => {
             bench.counters.row(outcome.is_ok());
             match outcome {
-                Ok(prior) => (prior, None),
+                Ok(named) => named,
                 Err(error) if is_retried(error.code) => {
                     return retry(bench, request, known, error).await;
                 }

@@ -5,7 +5,7 @@ mod operator;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use protocol::{ImageSize, Prefix, limits::OUTPUTS_PER_JOB_MAX};
+use protocol::{ImageSize, Prefix, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
 use service::{Admission, BusArgs, ReplayArgs};
 
 pub use self::operator::{
@@ -157,6 +157,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "N")]
     pub ar_delay_ms: Option<u64>,
 
+    /// Write prior tokens again for equal requests, and store none for variations
+    #[arg(long)]
+    pub no_prior_cache: bool,
+
     /// Folder of the services' programs [default: that of this one]
     #[arg(long, value_name = "DIR", hide = true)]
     pub bin_dir: Option<PathBuf>,
@@ -191,6 +195,14 @@ pub struct GenerateArgs {
     /// How closely to follow the prompt [default: the gateway's]
     #[arg(long, value_name = "X")]
     pub guidance: Option<f64>,
+
+    /// Who goes first: `high` before `standard` before `low` [default: standard]
+    #[arg(long, value_name = "CLASS")]
+    pub priority: Option<PriorityClass>,
+
+    /// Paint variations of an earlier picture, told with it: its composition, and another seed, steps or guidance
+    #[arg(long, value_name = "ID")]
+    pub prior_id: Option<PriorId>,
 
     /// Folder for the pictures, made when missing
     #[arg(long, value_name = "DIR", default_value = ".")]

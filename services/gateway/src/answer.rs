@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use protocol::{
     ErrorCode, ImageFormat, ImageSize, JobId, JobRecord, OutputId, OutputIndex, OutputRequest,
-    OutputTimings, Seed, UnixMillis,
+    OutputTimings, PriorId, PriorUsage, Seed, UnixMillis,
 };
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub(crate) fn job_path(job: JobId) -> String {
     format!("/v1/images/jobs/{job}")
 }
 
-/// OpenAI's images response; `id`, and `id`, `seed` and `timings` of an image, are ours.
+/// OpenAI's images response. Ours are `id`; `id`, `seed`, `prior_id` and `timings` of an image; and `cached_tokens`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ImagesAnswer {
     created: u64,
@@ -49,6 +49,9 @@ struct Image {
     b64_json: Option<String>,
     id: OutputId,
     seed: Seed,
+    /// Under which variations of it can be asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prior_id: Option<PriorId>,
     timings: Timings,
 }
 
@@ -80,18 +83,29 @@ impl From<OutputTimings> for Timings {
 }
 
 /// Tokens of the AR stage. The outputs share one prompt, so it counts once.
+///
+/// Tokens that were sampled for an earlier picture count like others, and once more as `cached_tokens`, which is
+/// OpenAI's word: those of `output_tokens` that the AR model did not sample for this job, and the prompt's if it did not
+/// read it for any output.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Usage {
     input_tokens: u64,
     output_tokens: u64,
     total_tokens: u64,
     input_tokens_details: InputTokens,
+    output_tokens_details: OutputTokens,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct InputTokens {
     text_tokens: u64,
     image_tokens: u64,
+    cached_tokens: u64,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct OutputTokens {
+    cached_tokens: u64,
 }
 
 impl Usage {
@@ -101,7 +115,11 @@ impl Usage {
             .map(|usage| u64::from(usage.prompt_tokens))
             .max()
             .unwrap_or(0);
-        let output = used().map(|usage| u64::from(usage.generated_tokens)).sum();
+        let sum = |used: &mut dyn Iterator<Item = PriorUsage>| {
+            used.map(|usage| u64::from(usage.generated_tokens)).sum()
+        };
+        let output: u64 = sum(&mut used());
+        let all_cached = used().all(|usage| usage.cached);
         Self {
             input_tokens: input,
             output_tokens: output,
@@ -109,6 +127,10 @@ impl Usage {
             input_tokens_details: InputTokens {
                 text_tokens: input,
                 image_tokens: 0,
+                cached_tokens: if all_cached { input } else { 0 },
+            },
+            output_tokens_details: OutputTokens {
+                cached_tokens: sum(&mut used().filter(|usage| usage.cached)),
             },
         }
     }
@@ -145,6 +167,7 @@ impl ImagesAnswer {
                 b64_json,
                 id,
                 seed: *seed,
+                prior_id: ended.prior_id,
                 timings: ended.timings.into(),
             });
         }

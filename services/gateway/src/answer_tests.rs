@@ -1,6 +1,6 @@
 //! Bodies of answers, field by field.
 
-use protocol::{JobError, OutputTimings, PriorUsage};
+use protocol::{JobError, OutputTimings};
 use serde_json::{Value, json};
 
 use super::*;
@@ -23,6 +23,7 @@ fn ended(outcome: Result<(), JobError>) -> Ended {
             generated_tokens: 60,
             cached: false,
         }),
+        prior_id: None,
         timings,
     }
 }
@@ -55,7 +56,8 @@ fn images_come_in_the_order_of_their_index_with_their_seeds() {
         "created": 11, "id": JOB, "data": [image(0), image(1)], "size": "96x160", "output_format": "png",
         "usage": {
             "input_tokens": 40, "output_tokens": 120, "total_tokens": 160,
-            "input_tokens_details": { "text_tokens": 40, "image_tokens": 0 },
+            "input_tokens_details": { "text_tokens": 40, "image_tokens": 0, "cached_tokens": 0 },
+            "output_tokens_details": { "cached_tokens": 0 },
         },
     });
     assert_eq!(value(&answer), wanted);
@@ -77,4 +79,36 @@ fn one_failed_output_fails_the_answer_with_its_code_a82() {
     let error =
         ImagesAnswer::new(&record(2), &both, Pictures::Addresses("")).expect_err("one failed");
     assert_eq!(error.error().code, ErrorCode::ArFailed);
+}
+
+#[test]
+fn cached_tokens_are_counted_and_told_apart() {
+    let mut cached = ended(Ok(()));
+    cached.usage.as_mut().expect("it has one").cached = true;
+    cached.prior_id = Some(PriorId::from_u128(0xab));
+    let answer = |outputs: [Ended; 2]| {
+        let ended = (0..).map(index).zip(outputs).collect();
+        let answer = ImagesAnswer::new(&record(2), &ended, Pictures::Addresses(""));
+        value(&answer.expect("all are pictures"))
+    };
+    let details = |answer: &Value| {
+        let usage = &answer["usage"];
+        assert_eq!(usage["total_tokens"], 160);
+        let cached = |of: &str| usage[of]["cached_tokens"].clone();
+        [
+            cached("input_tokens_details"),
+            cached("output_tokens_details"),
+        ]
+    };
+    let half = answer([ended(Ok(())), cached.clone()]);
+    assert_eq!(details(&half), [json!(0), json!(60)]);
+    assert_eq!(half["data"][0].get("prior_id"), None);
+    assert_eq!(
+        half["data"][1]["prior_id"],
+        "000000000000000000000000000000ab"
+    );
+    assert_eq!(
+        details(&answer([cached.clone(), cached])),
+        [json!(40), json!(120)]
+    );
 }

@@ -16,7 +16,7 @@ use crate::{
     outcome::{Cause, Ended, EndedByOutput},
     reply::ApiError,
     rooms::Room,
-    submit::Order,
+    submit::{Order, prior_gone},
 };
 
 /// From order to end.
@@ -37,6 +37,8 @@ enum Failure {
     Claimed(Box<IdempotencyRecord>),
     Publish(PublishError),
     Bus(BusError),
+    /// The prior tokens that it needs have run out.
+    PriorGone,
 }
 
 impl Failure {
@@ -46,6 +48,7 @@ impl Failure {
             Self::Claimed(_) => None,
             Self::Publish(error) => Some(error.code()),
             Self::Bus(error) => Some(error.code()),
+            Self::PriorGone => Some(ErrorCode::NotFound),
         }
     }
 }
@@ -127,20 +130,28 @@ async fn queue(jobs: &Jobs, order: &Order, claiming: Option<&Claiming>) -> Resul
             Claim::Taken(taken) => return Err(Failure::Claimed(taken)),
         }
     }
+    let message = order.ar_job().ok_or(Failure::PriorGone)?;
     jobs.bus.create_job(&order.record).await?;
-    Ok(jobs
-        .bus
-        .publish_ar_job(order.class(), &order.ar_job())
-        .await?)
+    Ok(jobs.bus.publish_ar_job(order.class(), &message).await?)
 }
 
 /// Goes on with a job that somebody began to queue: only a job that no worker has touched can be missing from its
 /// queue, and while it is in there the server refuses it a second time. Its record is written already.
 async fn resume(jobs: &Jobs, order: &Order) -> Result<(), Failure> {
-    if untouched(jobs, &order.record).await? {
-        jobs.bus
-            .publish_ar_job(order.class(), &order.ar_job())
-            .await?;
+    match order.ar_job() {
+        Some(message) => {
+            if untouched(jobs, &order.record).await? {
+                jobs.bus.publish_ar_job(order.class(), &message).await?;
+            }
+        }
+        // There is nothing left to begin it with. What was queued has its tokens in it and goes on. In this order: a
+        // message that a worker is done with has left traces.
+        None => {
+            let queued = jobs.bus.is_ar_queued(order.record.job).await?;
+            if !queued && untouched(jobs, &order.record).await? {
+                return Err(Failure::PriorGone);
+            }
+        }
     }
     Ok(())
 }
@@ -169,6 +180,7 @@ fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
         Failure::Claimed(claimed) => return Queueing::Claimed(claimed),
         Failure::Publish(error) => (error.code(), chain(&error)),
         Failure::Bus(error) => (error.code(), chain(&error)),
+        Failure::PriorGone => return Queueing::Refused(prior_gone().of_job(record.job)),
     };
     tracing::warn!(error = text, "job was not queued");
     Queueing::Refused(match code {

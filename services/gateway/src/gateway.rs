@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use messaging::{Bus, BusError};
-use protocol::{ErrorCode, JobId};
+use protocol::{ErrorCode, JobId, StoredPrior};
 use service::{Health, clock::unix_millis, exit::chain, health::Readiness};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +15,8 @@ use crate::{
     outcome::ResultTtl,
     pictures::PicturesOut,
     reply::ApiError,
-    request::ImageRequest,
-    submit::{Admission, Order, draw_seed},
+    request::{ImageRequest, PriorSource},
+    submit::{Admission, Basis, Order, draw_seed},
     turns::Turns,
 };
 
@@ -42,15 +42,29 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// A job for `request`, as of now.
-    pub(crate) fn order(&self, request: ImageRequest) -> Order {
+    /// What is stored under the name of earlier prior tokens that `request` gives, if it gives one.
+    pub(crate) async fn stored_prior(
+        &self,
+        request: &ImageRequest,
+    ) -> Result<Option<StoredPrior>, BusError> {
+        match request.source {
+            PriorSource::Model(_) => Ok(None),
+            PriorSource::Earlier { id, .. } => self.bus.prior(id).await,
+        }
+    }
+
+    /// A job for `request`, as of now. What it needs of the past goes into it: what is stored may run out, and an
+    /// accepted job does not depend on it.
+    pub(crate) async fn order(&self, request: ImageRequest) -> Result<Order, ApiError> {
+        let stored = self.stored_prior(&request).await?;
+        let basis = Basis::of(request.source, stored)?;
         let admission = Admission {
             job: JobId::generate(),
             drawn_seed: draw_seed(),
             accepted_at: unix_millis(),
             timeout: self.job_timeout,
         };
-        Order::new(request, &admission)
+        Ok(Order::new(request, basis, &admission))
     }
 
     /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline. While a

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use messaging::ProgressByOutput;
 use protocol::{
     Attempt, AttemptOutcome, ImageFormat, ImageSize, JobId, JobRecord, OutputId, OutputIndex,
-    OutputLife, OutputRequest, OutputState, Progress, Seed, Stage, UnixMillis, WorkStage, WorkerId,
+    OutputLife, OutputRequest, OutputState, PriorId, Progress, Seed, Stage, UnixMillis, WorkStage,
+    WorkerId,
 };
 use serde::Serialize;
 
@@ -81,6 +82,8 @@ pub(crate) struct JobAnswer<'a> {
 struct OutputAnswer<'a> {
     id: OutputId,
     seed: Seed,
+    /// Under which variations of its picture can be asked for.
+    prior_id: Option<PriorId>,
     status: Status,
     /// The same in our own words.
     state: OutputState,
@@ -187,6 +190,7 @@ fn output_answer<'a>(
     let waiting = OutputAnswer {
         id,
         seed: *seed,
+        prior_id: None,
         status: Status::Queued,
         state: OutputState::Queued,
         url: None,
@@ -229,6 +233,7 @@ fn ended_answer<'a>(output: OutputAnswer<'a>, ended: &'a Ended, base: &str) -> O
         state,
         url: painted.then(|| format!("{base}{}", content_path(output.id))),
         error: error.map(|error| ErrorFields::new(error, None)),
+        prior_id: ended.prior_id,
         timings: Some(ended.timings.into()),
         ..output
     }

@@ -16,6 +16,7 @@ fn ended(outcome: Result<(), ErrorCode>) -> Ended {
             generated_tokens: 60,
             cached: false,
         }),
+        prior_id: None,
         timings: OutputTimings {
             accepted_at: 10_000,
             finished_at: 11_215,
@@ -67,8 +68,8 @@ fn a_job_tells_how_far_each_output_is() {
     );
     let output = |i: u64, status: &str, state: &str| {
         json!({
-            "id": format!("{JOB}-{i}"), "seed": 7 + i, "status": status, "state": state, "url": null, "stage": null,
-            "step": null, "steps": null, "attempts": [], "error": null, "timings": null,
+            "id": format!("{JOB}-{i}"), "seed": 7 + i, "prior_id": null, "status": status, "state": state, "url": null,
+            "stage": null, "step": null, "steps": null, "attempts": [], "error": null, "timings": null,
         })
     };
     let mut done = output(0, "completed", "done");

@@ -2,7 +2,8 @@
 //! that is the same joins it, wherever it is: it finishes what a gateway that died has begun, follows what runs, and
 //! reads what has ended.
 
-use protocol::{ErrorCode, IdempotencyKey, IdempotencyRecord};
+use protocol::{ErrorCode, IdempotencyKey, IdempotencyRecord, JobRecord, PriorityClass};
+use serde_json::{Value, json};
 use service::exit::chain;
 use sha2::{Digest, Sha256};
 use warp::http::HeaderMap;
@@ -11,7 +12,7 @@ use crate::{
     gateway::Gateway,
     jobs::{Claiming, NotQueued, OpenJob, Start},
     reply::ApiError,
-    request::ImageRequest,
+    request::{ImageRequest, PriorSource},
     submit::Order,
 };
 
@@ -46,27 +47,39 @@ pub(crate) fn digest(request: &ImageRequest) -> String {
     let ImageRequest {
         prompt,
         outputs,
-        size,
+        source,
+        priority,
         format,
         denoise,
         seed,
         response_format,
         timeout,
     } = request;
+    let (size, prior) = match source {
+        PriorSource::Model(size) => (Some(*size), None),
+        PriorSource::Earlier { id, size } => (*size, Some(*id)),
+    };
     // Its fields in a fixed order, each as unambiguous text. A change here makes every live key "reused".
-    let canonical = serde_json::json!([
-        "fresco image request 1",
-        prompt.as_str(),
-        outputs,
-        size.to_string(),
-        format.to_string(),
-        denoise.steps(),
-        denoise.guidance_scale().to_bits(),
-        seed.map(|seed| seed.get()),
-        response_format.as_str(),
-        timeout.map(|timeout| timeout.as_nanos().to_string()),
-    ]);
-    let hash = Sha256::digest(canonical.to_string());
+    let mut canonical = vec![
+        json!("fresco image request 1"),
+        json!(prompt.as_str()),
+        json!(outputs),
+        json!(size.map(|size| size.to_string())),
+        json!(format.to_string()),
+        json!(denoise.steps()),
+        json!(denoise.guidance_scale().to_bits()),
+        json!(seed.map(|seed| seed.get())),
+        json!(response_format.as_str()),
+        json!(timeout.map(|timeout| timeout.as_nanos().to_string())),
+    ];
+    // Only where they say something: a request that leaves them out has the digest it had before there were any.
+    if *priority != PriorityClass::default() {
+        canonical.push(json!(["priority", priority]));
+    }
+    if let Some(prior) = prior {
+        canonical.push(json!(["prior_id", prior]));
+    }
+    let hash = Sha256::digest(Value::from(canonical).to_string());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -89,7 +102,7 @@ impl Gateway {
             }
         };
         self.check_ready()?;
-        let order = self.order(request.clone());
+        let order = self.order(request.clone()).await?;
         let room = self.jobs.admit(&order)?;
         let claiming = Claiming {
             key,
@@ -118,25 +131,31 @@ impl Gateway {
             return Err(ApiError::new(ErrorCode::IdempotencyKeyReused, text));
         }
         self.counters.idempotent_joins.inc();
-        let joined = self.join_job(Order::again(request, record)).await;
+        let joined = self.join_job(request, record).await;
         joined.map(Taken::Joined)
     }
 
-    async fn join_job(&self, order: Order) -> Result<OpenJob, ApiError> {
-        let mut open = match self.jobs.followed(order.record.job) {
+    async fn join_job(
+        &self,
+        request: ImageRequest,
+        record: JobRecord,
+    ) -> Result<OpenJob, ApiError> {
+        let mut open = match self.jobs.followed(record.job) {
             Some(open) => open,
             None => {
                 // Its gateway may have died before it wrote the record, and whoever asks for the job later needs it.
-                let written = self.bus.create_job(&order.record).await;
+                let written = self.bus.create_job(&record).await;
                 written.map_err(|error| {
                     tracing::warn!(error = chain(&error), "the record of a job is not written");
                     ApiError::new(error.code(), "the message broker does not answer")
                 })?;
                 let gone = || ApiError::new(ErrorCode::NotFound, "the job's results have run out");
-                let ended = self.jobs.stored(&order.record).await?.ok_or_else(gone)?;
-                if ended.len() == order.record.outputs.len() {
-                    return Ok(OpenJob::of_stored(order.record, ended));
+                let ended = self.jobs.stored(&record).await?.ok_or_else(gone)?;
+                if ended.len() == record.outputs.len() {
+                    return Ok(OpenJob::of_stored(record, ended));
                 }
+                let prior = self.stored_prior(&request).await?;
+                let order = Order::again(request, record, prior);
                 self.jobs.follow(order, Start::Resumed)?
             }
         };
@@ -172,9 +191,20 @@ mod tests {
             r#"{"n":1,"prompt":"p","size":"1024x1024","seed":null}"#,
             r#"{"prompt":"p","num_inference_steps":50,"guidance_scale":1.50,"response_format":"url"}"#,
             r#"{"prompt":"p","model":"glm-image","user":"someone","output_format":"png"}"#,
+            r#"{"prompt":"p","priority":"standard","prior_id":null}"#,
         ] {
             assert_eq!(of(same), plain, "{same}");
         }
+    }
+
+    #[test]
+    fn a_digest_stays_what_it_is() {
+        // Another one makes every key reused that was claimed before an upgrade.
+        let digest = of(r#"{"prompt":"p"}"#);
+        assert_eq!(
+            digest,
+            "68ef1967124a572cc897f7e2c357de6f9fad8e0d154a8472819e6655999640b6"
+        );
     }
 
     #[test]
@@ -191,6 +221,11 @@ mod tests {
             r#"{"prompt":"p","response_format":"b64_json"}"#,
             r#"{"prompt":"p","timeout_s":600}"#,
             r#"{"prompt":"p","timeout_s":1}"#,
+            r#"{"prompt":"p","priority":"high"}"#,
+            r#"{"prompt":"p","priority":"low"}"#,
+            r#"{"prompt":"p","prior_id":"0123456789abcdef0123456789abcdef"}"#,
+            r#"{"prompt":"p","prior_id":"0123456789abcdef0123456789abcde0"}"#,
+            r#"{"prompt":"p","prior_id":"0123456789abcdef0123456789abcdef","size":"1024x1024"}"#,
         ];
         let digests: BTreeSet<String> = bodies.iter().map(|body| of(body)).collect();
         assert_eq!(digests.len(), bodies.len());

@@ -11,8 +11,8 @@ use std::{
 };
 
 use protocol::{
-    Ending, ErrorCode, JobError, JobRecord, OutputIndex, OutputResult, OutputTimings, PriorUsage,
-    UnixMillis, limits::RESULT_TTL, topology::in_time,
+    Ending, ErrorCode, JobError, JobRecord, OutputIndex, OutputResult, OutputTimings, PriorId,
+    PriorUsage, UnixMillis, limits::RESULT_TTL, topology::in_time,
 };
 
 /// The end of one output.
@@ -20,6 +20,7 @@ use protocol::{
 pub(crate) struct Ended {
     pub(crate) outcome: Result<(), JobError>,
     pub(crate) usage: Option<PriorUsage>,
+    pub(crate) prior_id: Option<PriorId>,
     pub(crate) timings: OutputTimings,
 }
 
@@ -29,6 +30,7 @@ impl From<&OutputResult> for Ended {
         Self {
             outcome,
             usage: result.usage,
+            prior_id: result.prior_id,
             timings: result.timings,
         }
     }

@@ -51,6 +51,14 @@ impl ApiError {
         }
     }
 
+    /// What the parameter `param` names is not there.
+    pub(crate) fn missing(param: &str, text: &str) -> Self {
+        Self {
+            param: Some(param.to_owned()),
+            ..Self::new(ErrorCode::NotFound, text)
+        }
+    }
+
     /// There is no parameter `param`.
     pub(crate) fn unknown_parameter(param: &str) -> Self {
         // A name can be as long as the body: the answer need not be.

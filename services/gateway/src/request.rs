@@ -7,7 +7,8 @@
 use std::{fmt, time::Duration};
 
 use protocol::{
-    DenoiseParameters, ErrorCode, ImageFormat, ImageSize, OutputIndex, ParameterError, Seed,
+    DenoiseParameters, ErrorCode, ImageFormat, ImageSize, OutputIndex, ParameterError, PriorId,
+    PriorityClass, Seed,
     limits::{OUTPUTS_PER_JOB_MAX, PROMPT_BYTES_MAX, PROMPT_RESERVED_TEXTS, SEED_MAX},
 };
 use serde::{
@@ -30,7 +31,8 @@ pub(crate) struct ImageRequest {
     pub(crate) prompt: Prompt,
     /// Pictures wanted, 1 to [`OUTPUTS_PER_JOB_MAX`].
     pub(crate) outputs: u8,
-    pub(crate) size: ImageSize,
+    pub(crate) source: PriorSource,
+    pub(crate) priority: PriorityClass,
     pub(crate) format: ImageFormat,
     pub(crate) denoise: DenoiseParameters,
     /// Leaves room for every output's offset; `None` lets the gateway draw one.
@@ -38,6 +40,18 @@ pub(crate) struct ImageRequest {
     pub(crate) response_format: ResponseFormat,
     /// How long it may take, waiting included; `None` is as long as the gateway allows.
     pub(crate) timeout: Option<Duration>,
+}
+
+/// Where the prior tokens come from, and with them the size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PriorSource {
+    /// The AR model writes them, for pictures of this size.
+    Model(ImageSize),
+    /// They are an earlier picture's. It had a size, which the request may repeat.
+    Earlier {
+        id: PriorId,
+        size: Option<ImageSize>,
+    },
 }
 
 /// How the pictures come back.
@@ -146,6 +160,8 @@ struct Fields<'a> {
     model: Option<&'a RawValue>,
     n: Option<&'a RawValue>,
     size: Option<&'a RawValue>,
+    prior_id: Option<&'a RawValue>,
+    priority: Option<&'a RawValue>,
     seed: Option<&'a RawValue>,
     num_inference_steps: Option<&'a RawValue>,
     guidance_scale: Option<&'a RawValue>,
@@ -166,6 +182,8 @@ impl<'a> Fields<'a> {
                 "model" => &mut fields.model,
                 "n" => &mut fields.n,
                 "size" => &mut fields.size,
+                "prior_id" => &mut fields.prior_id,
+                "priority" => &mut fields.priority,
                 "seed" => &mut fields.seed,
                 "num_inference_steps" => &mut fields.num_inference_steps,
                 "guidance_scale" => &mut fields.guidance_scale,
@@ -199,20 +217,35 @@ impl<'a> Fields<'a> {
         }
         let _unused: Option<String> = read(self.user, "user", "a string")?;
         let outputs = self.outputs()?;
-        let size = text(self.size, "size")?;
         let format = text(self.output_format, "output_format")?;
         Ok(ImageRequest {
             prompt,
             outputs,
-            size: size
-                .map_or_else(|| SIZE_DEFAULT.parse(), Ok)
-                .map_err(|error| of_parameter(&error, "size"))?,
+            source: self.source()?,
+            priority: self.priority()?,
             format: format.unwrap_or(ImageFormat::Png),
             denoise: self.denoise()?,
             seed: self.seed(outputs)?,
             response_format: self.response_format()?,
             timeout: self.timeout(timeout_max)?,
         })
+    }
+
+    fn source(&self) -> Result<PriorSource, ApiError> {
+        let size = text(self.size, "size")?;
+        let expected = "that of an earlier image, 32 hexadecimal digits in small letters";
+        match read(self.prior_id, "prior_id", expected)? {
+            Some(id) => Ok(PriorSource::Earlier { id, size }),
+            None => size
+                .map_or_else(|| SIZE_DEFAULT.parse(), Ok)
+                .map(PriorSource::Model)
+                .map_err(|error| of_parameter(&error, "size")),
+        }
+    }
+
+    fn priority(&self) -> Result<PriorityClass, ApiError> {
+        let class = read(self.priority, "priority", "high, standard or low")?;
+        Ok(class.unwrap_or_default())
     }
 
     fn outputs(&self) -> Result<u8, ApiError> {

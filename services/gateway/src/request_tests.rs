@@ -26,7 +26,11 @@ fn a_prompt_alone_gets_the_defaults_a23() {
         (request.outputs, request.seed, request.timeout),
         (1, None, None)
     );
-    assert_eq!(request.size.to_string(), "1024x1024");
+    let size = "1024x1024".parse().expect("allowed");
+    assert_eq!(
+        (request.source, request.priority),
+        (PriorSource::Model(size), PriorityClass::Standard)
+    );
     assert_eq!(
         (request.denoise.steps(), request.denoise.guidance_scale()),
         (50, 1.5)
@@ -42,10 +46,18 @@ fn every_field_is_honoured_a39() {
     let body = json!({
         "prompt": "日本", "model": "glm-image", "n": 10, "size": "96x160", "seed": 7, "num_inference_steps": 1000,
         "guidance_scale": 20, "response_format": "b64_json", "output_format": "png", "user": "someone", "timeout_s": 1.5,
+        "prior_id": "0123456789abcdef0123456789abcdef", "priority": "high",
     });
     let request = parse(&body.to_string()).expect("all allowed");
     assert_eq!((request.outputs, request.seed), (10, Seed::new(7)));
-    assert_eq!((request.size.width(), request.size.height()), (96, 160));
+    let source = PriorSource::Earlier {
+        id: PriorId::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
+        size: ImageSize::new(96, 160).ok(),
+    };
+    assert_eq!(
+        (request.source, request.priority),
+        (source, PriorityClass::High)
+    );
     assert_eq!(
         (request.denoise.steps(), request.denoise.guidance_scale()),
         (1000, 20.0)
@@ -57,7 +69,7 @@ fn every_field_is_honoured_a39() {
 #[test]
 fn null_is_an_absent_field() {
     let body = r#"{"prompt":"p","model":null,"n":null,"size":null,"seed":null,"num_inference_steps":null,
-        "guidance_scale":null,"response_format":null,"output_format":null,"user":null,"timeout_s":null}"#;
+        "guidance_scale":null,"response_format":null,"output_format":null,"user":null,"timeout_s":null,"prior_id":null,"priority":null}"#;
     assert_eq!(parse(body), parse(r#"{"prompt":"p"}"#));
     assert_eq!(
         refusal(br#"{"prompt":null}"#),
@@ -92,6 +104,11 @@ fn a_bad_field_is_refused_by_its_name() {
         ("response_format", r#""png" "" 1"#),
         ("output_format", r#""jpeg" "webp" "PNG" 1"#),
         ("user", "1 {}"),
+        ("priority", r#""urgent" "High" "" 1 {}"#),
+        (
+            "prior_id",
+            r#""" "x" 1 {} "0123456789ABCDEF0123456789ABCDEF" "0123456789abcdef0123456789abcde""#,
+        ),
     ];
     for (param, values) in cases {
         for value in values.split(' ') {
@@ -231,6 +248,8 @@ fn near_body() -> impl Strategy<Value = String> {
         "response_format",
         "output_format",
         "user",
+        "prior_id",
+        "priority",
         "x",
     ]);
     let value = prop_oneof![

@@ -21,6 +21,7 @@
 //! | `membership` | a worker's place in a deployment                                        |
 //! | `results`    | results matched to those who wait for them                              |
 //! | `presence`   | the sign of life of a worker                                            |
+//! | `priors`     | stored prior tokens, a cache                                            |
 //! | `lives`      | lives of outputs, moved on by compare-and-set                           |
 //! | `ends`       | tells a worker that what it works on has ended                          |
 //! | `queues`     | what the queues say of themselves; what is taken out of them            |
@@ -42,6 +43,7 @@ mod lease;
 mod lives;
 mod membership;
 mod presence;
+mod priors;
 mod provision;
 mod publish;
 mod pull;

@@ -53,7 +53,7 @@ impl Presence {
         self.update(|now| (now.state, now.held, now.reason) = (state, Vec::new(), reason));
     }
 
-    /// Changes what is told, and tells the broker at once, or [`TELL_PERIOD_MIN`] after it was told the last time.
+    /// Changes what is told, and tells the broker at once, or `TELL_PERIOD_MIN` after it was told the last time.
     pub fn update(&self, change: impl FnOnce(&mut WorkerPresence)) {
         self.now.send_modify(change);
     }

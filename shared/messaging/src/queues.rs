@@ -105,6 +105,13 @@ impl Bus {
         Ok(subjects.keys().filter_map(index).collect())
     }
 
+    /// Whether the AR queue has the request of `job`, waiting or held.
+    pub async fn is_ar_queued(&self, job: JobId) -> Result<bool, BusError> {
+        let pattern = self.prefix().ar_pattern(job);
+        let subjects = self.subjects(&self.topology().ar.name, &pattern).await?;
+        Ok(!subjects.is_empty())
+    }
+
     /// Takes what the queues still have of `job` out of them, for a job whose outputs all have a result: nobody has
     /// to pull it only to find that out.
     pub async fn withdraw(&self, job: JobId) -> Result<(), BusError> {

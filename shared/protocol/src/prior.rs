@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use std::{fmt, str::FromStr};
 
-use crate::{IdError, ImageSize, Message, ids::serde_as_text};
+use crate::{IdError, ImageSize, Message, ids::serde_as_text, limits::SIDE_PIXELS_MULTIPLE};
 
 /// A token grid that does not hold together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +59,12 @@ impl PriorTokens {
     /// The ids, row-major.
     pub fn ids(&self) -> &[u16] {
         &self.ids
+    }
+
+    /// The size of the picture that has this grid; `None` for a grid that no picture has.
+    pub fn size(&self) -> Option<ImageSize> {
+        let side = |tokens: u16| u32::from(tokens) * SIDE_PIXELS_MULTIPLE;
+        ImageSize::new(side(self.columns), side(self.rows)).ok()
     }
 
     /// Whether this is the grid of a picture of `size`.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::Driver;
 use crate::{
-    engine::Prior,
+    prior_cache::NamedPrior,
     request::{BatchTimes, Doing, Made},
     settle,
 };
@@ -53,14 +53,10 @@ impl Driver {
             if !stored.tokens.fits(size) {
                 return settle::refuse(&bench, &request, output, of_another_size(output)).await;
             }
-            let mut usage = stored.usage;
-            usage.cached = true;
+            let NamedPrior { prior, id } = stored.into();
             let made = Made {
-                prior: Prior {
-                    tokens: stored.tokens,
-                    usage,
-                },
-                id: Some(stored.id),
+                prior,
+                id,
                 times: BatchTimes {
                     started_at: now,
                     finished_at: now,

@@ -41,7 +41,6 @@ impl Driver {
             return false;
         }
         tracing::debug!(parent: &span, "batch started");
-        self.bench.counters.started(run.len());
         let stop = self.stop.child_token();
         let batch = Batch {
             bench: Arc::clone(&self.bench),

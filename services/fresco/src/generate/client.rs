@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use protocol::{ImageSize, JobId, OutputId, Stage};
+use protocol::{ImageSize, JobId, OutputId, PriorId, PriorityClass, Stage};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use service::exit::{Failure, chain};
@@ -28,6 +28,10 @@ pub(crate) struct Wish<'a> {
     pub(crate) num_inference_steps: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) guidance_scale: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<PriorityClass>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prior_id: Option<PriorId>,
 }
 
 /// A job as the gateway tells it.
@@ -42,6 +46,7 @@ pub(crate) struct Job {
 pub(crate) struct Output {
     pub(crate) id: OutputId,
     pub(crate) seed: u64,
+    pub(crate) prior_id: Option<PriorId>,
     pub(crate) status: Status,
     pub(crate) stage: Option<Stage>,
     pub(crate) step: Option<u32>,
@@ -285,6 +290,8 @@ mod tests {
             seed: None,
             num_inference_steps: None,
             guidance_scale: None,
+            priority: None,
+            prior_id: None,
         };
         assert_eq!(
             serde_json::to_string(&wish).expect("plain fields"),
@@ -296,9 +303,11 @@ mod tests {
             seed: Some(7),
             num_inference_steps: Some(4),
             guidance_scale: Some(1.5),
+            priority: Some(PriorityClass::High),
+            prior_id: Some(PriorId::from_u128(0xab)),
             ..wish
         };
-        let expected = r#"{"prompt":"a","n":1,"size":"128x96","seed":7,"num_inference_steps":4,"guidance_scale":1.5}"#;
+        let expected = r#"{"prompt":"a","n":1,"size":"128x96","seed":7,"num_inference_steps":4,"guidance_scale":1.5,"priority":"high","prior_id":"000000000000000000000000000000ab"}"#;
         assert_eq!(
             serde_json::to_string(&wish).expect("plain fields"),
             expected
@@ -310,7 +319,7 @@ mod tests {
         let job = "0123456789abcdef0123456789abcdef";
         let text = format!(
             r#"{{"id":"{job}","object":"image.job","status":"in_progress","created_at":1,"response":null,"outputs":[
-              {{"id":"{job}-0","seed":7,"status":"in_progress","stage":"denoise","step":3,"steps":4,"error":null,"timings":null}},
+              {{"id":"{job}-0","seed":7,"status":"in_progress","stage":"denoise","step":3,"steps":4,"error":null,"timings":null,"prior_id":null}},
               {{"id":"{job}-1","seed":8,"status":"failed","stage":null,"step":null,"steps":null,
                 "error":{{"message":"m","type":"server_error","param":null,"code":"ar_failed"}},
                 "timings":{{"ar_wait_ms":1,"ar_run_ms":null,"denoise_wait_ms":null,"denoise_run_ms":null,"decode_run_ms":null,"total_ms":9}}}}]}}"#

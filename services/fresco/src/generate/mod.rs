@@ -33,6 +33,8 @@ pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
         seed: args.seed,
         num_inference_steps: args.steps,
         guidance_scale: args.guidance,
+        priority: args.priority,
+        prior_id: args.prior_id,
     };
     let job = gateway.submit(&wish).await?;
     terminal::note(format_args!("job {} is queued", job.id));
@@ -41,11 +43,8 @@ pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
     for output in &outputs {
         match (output.status, output.timings) {
             (Status::Completed, timings) => {
-                terminal::say(show::line(
-                    &file(&args.out, output),
-                    output.seed,
-                    timings.unwrap_or_default(),
-                ));
+                let file = file(&args.out, output);
+                terminal::say(show::line(&file, output, timings.unwrap_or_default()));
             }
             (status, _) => {
                 failed += 1;

@@ -91,8 +91,8 @@ fn state(output: &Output) -> &'static str {
     }
 }
 
-/// A finished picture's line: its file, its seed, where the time went.
-pub(crate) fn line(file: &std::path::Path, seed: u64, timings: Timings) -> String {
+/// A finished picture's line: its file, its seed, what variations ask for, where the time went.
+pub(crate) fn line(file: &std::path::Path, output: &Output, timings: Timings) -> String {
     let parts = [
         ("queue", timings.ar_wait_ms),
         ("prior", timings.ar_run_ms),
@@ -104,9 +104,12 @@ pub(crate) fn line(file: &std::path::Path, seed: u64, timings: Timings) -> Strin
         .iter()
         .filter_map(|(name, ms)| Some(format!("{name} {}", seconds((*ms)?))))
         .collect();
+    let prior = output.prior_id.map(|id| format!("  prior-id {id}"));
     format!(
-        "{}  seed {seed}  total {} s: {}",
+        "{}  seed {}{}  total {} s: {}",
         file.display(),
+        output.seed,
+        prior.unwrap_or_default(),
         seconds(timings.total_ms),
         parts.join(", ")
     )
@@ -118,6 +121,8 @@ fn seconds(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use protocol::{JobId, OutputIndex, PriorId};
+
     use super::*;
 
     #[test]
@@ -130,8 +135,24 @@ mod tests {
             decode_run_ms: Some(0),
             total_ms: 3_500,
         };
-        let expected = "out/a.png  seed 7  total 3.500 s: queue 0.012, prior 1.234, denoise 2.000, decode 0.000";
-        assert_eq!(line("out/a.png".as_ref(), 7, timings), expected);
+        let mut output = Output {
+            id: JobId::from_u128(1).output(OutputIndex::FIRST),
+            seed: 7,
+            prior_id: None,
+            status: Status::Completed,
+            stage: None,
+            step: None,
+            steps: None,
+            error: None,
+            timings: Some(timings),
+        };
+        let told = |output: &Output| line("out/a.png".as_ref(), output, timings);
+        let parts = "total 3.500 s: queue 0.012, prior 1.234, denoise 2.000, decode 0.000";
+        assert_eq!(told(&output), format!("out/a.png  seed 7  {parts}"));
+        let id = PriorId::from_u128(0xab);
+        output.prior_id = Some(id);
+        let expected = format!("out/a.png  seed 7  prior-id {id}  {parts}");
+        assert_eq!(told(&output), expected);
     }
 
     #[test]

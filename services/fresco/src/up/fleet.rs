@@ -69,6 +69,9 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     if let Some(delay) = args.ar_delay_ms {
         batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
     }
+    if args.no_prior_cache {
+        batcher.push("--no-prior-cache".into());
+    }
     let gateway = vec![
         "--listen".into(),
         surroundings.listen.to_string().into(),
@@ -169,7 +172,7 @@ mod tests {
         let expected = [
             format!("gateway = /bin/fresco-gateway {common} {listens}"),
             format!(
-                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --admission batched --slots-max 8 --batch-delay-ms 20"
+                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --admission batched --slots-max 8 --batch-delay-ms 20 --no-prior-cache"
             ),
             format!(
                 "denoiser-0 = /bin/fresco-denoiser {common} --model /m --device cuda:1 --dtype bf16"
@@ -177,7 +180,7 @@ mod tests {
         ];
         assert_eq!(
             children(
-                "--model /m --prefix x --denoisers 1 --device cuda:1 --dtype bf16 --admission batched --ar-slots-max 8 --ar-delay-ms 20"
+                "--model /m --prefix x --denoisers 1 --device cuda:1 --dtype bf16 --admission batched --ar-slots-max 8 --ar-delay-ms 20 --no-prior-cache"
             ),
             expected
         );

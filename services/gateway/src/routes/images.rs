@@ -117,7 +117,7 @@ async fn generate_new(
     wish: Wish,
 ) -> Result<Response, ApiError> {
     gateway.check_ready()?;
-    let order = gateway.order(request);
+    let order = gateway.order(request).await?;
     let room = gateway.jobs.admit(&order)?;
     let mut open = gateway.jobs.follow(order, Start::New(room))?;
     let stay = Stay::new(gateway, &open, on_disconnect);

@@ -252,15 +252,18 @@ impl Deployment {
         self.presences.last().unwrap().update(change);
     }
 
-    /// Takes requests as an AR-batcher does.
+    /// Takes requests of the usual class as an AR-batcher does.
     pub(crate) async fn ar_queue(&self) -> WorkQueue {
-        WorkQueue::open(
-            &self.bus,
-            &self.topology.ar_consumers[1],
-            &self.workers.tracker,
-        )
-        .await
-        .unwrap()
+        self.ar_queue_of(PriorityClass::Standard).await
+    }
+
+    /// The same of any class.
+    pub(crate) async fn ar_queue_of(&self, class: PriorityClass) -> WorkQueue {
+        let mut classes = PriorityClass::ALL.into_iter();
+        let place = classes.position(|one| one == class).unwrap();
+        let spec = &self.topology.ar_consumers[place];
+        let opened = WorkQueue::open(&self.bus, spec, &self.workers.tracker);
+        opened.await.unwrap()
     }
 
     /// Kills the broker and starts it again after `meanwhile`.

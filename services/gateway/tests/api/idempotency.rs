@@ -7,13 +7,13 @@ use service::clock::unix_millis;
 
 use crate::deployment::{Deployment, Reply, TestGateway, next_job, result, until, work_once};
 
-const KEY: (&str, &str) = ("idempotency-key", "order 66/a");
+pub(crate) const KEY: (&str, &str) = ("idempotency-key", "order 66/a");
 
 fn body() -> Value {
     json!({ "prompt": "a red cube", "n": 2 })
 }
 
-fn is_replayed(reply: &Reply) -> bool {
+pub(crate) fn is_replayed(reply: &Reply) -> bool {
     reply
         .headers
         .get("idempotency-replayed")
@@ -148,17 +148,17 @@ async fn a_failed_job_stays_failed_under_its_key() {
 }
 
 /// A record as a gateway writes it that dies right after its claim.
-async fn claim_only(
+pub(crate) async fn claim_only(
     deployment: &Deployment,
     gateway: &TestGateway,
+    body: &Value,
     accepted_at: UnixMillis,
 ) -> JobRecord {
     // The digest is the gateway's own: taken from a claim that it wrote under another key.
     let other_key = [("idempotency-key", "other")];
     let mut queue = deployment.ar_queue().await;
-    let body = body();
     let (reply, _) = tokio::join!(
-        gateway.generate_with(&body, &other_key),
+        gateway.generate_with(body, &other_key),
         work_once(deployment, &mut queue, &[])
     );
     assert_eq!(reply.status, 200);
@@ -184,7 +184,7 @@ async fn claim_only(
 async fn a_job_whose_gateway_died_after_the_claim_is_queued_by_who_asks_again() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
-    let record = claim_only(&deployment, &gateway, unix_millis()).await;
+    let record = claim_only(&deployment, &gateway, &body(), unix_millis()).await;
     let mut queue = deployment.ar_queue().await;
     let body = body();
     let requests = (0..5).map(|_| gateway.generate_with(&body, &[KEY]));
@@ -203,7 +203,7 @@ async fn a_job_whose_gateway_died_after_the_claim_is_queued_by_who_asks_again() 
 async fn a_claim_that_came_to_nothing_in_its_time_is_an_expired_job() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
-    let record = claim_only(&deployment, &gateway, unix_millis() - 60_001).await;
+    let record = claim_only(&deployment, &gateway, &body(), unix_millis() - 60_001).await;
     let reply = gateway.generate_with(&body(), &[KEY]).await;
     assert_eq!(
         (reply.status.as_u16(), reply.error_code().as_str()),
@@ -219,7 +219,7 @@ async fn a_claim_that_came_to_nothing_in_its_time_is_an_expired_job() {
 async fn a_job_that_a_worker_has_touched_is_not_queued_again() {
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
-    let record = claim_only(&deployment, &gateway, unix_millis()).await;
+    let record = claim_only(&deployment, &gateway, &body(), unix_millis()).await;
     // Its request is done and gone from the queue; one output waits for a denoiser.
     let output = record.job.output(record.outputs[1].index);
     let advanced = deployment
@@ -243,7 +243,7 @@ async fn a_job_that_a_worker_has_touched_is_not_queued_again() {
     gateway.stop().await;
 }
 
-fn protocol_job(record: &JobRecord) -> protocol::ArJob {
+pub(crate) fn protocol_job(record: &JobRecord) -> protocol::ArJob {
     protocol::ArJob {
         job: record.job,
         prompt: "a red cube".to_owned(),

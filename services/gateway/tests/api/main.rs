@@ -14,4 +14,5 @@ mod jobs;
 mod life;
 mod requests;
 mod timeout;
+mod variations;
 mod workers;

@@ -5,6 +5,7 @@ mod common;
 
 mod lives;
 mod presence;
+mod priors;
 mod provision;
 mod publish;
 mod queue;

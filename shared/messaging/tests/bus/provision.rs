@@ -1,7 +1,10 @@
 use std::time::Duration;
 
 use messaging::ProvisionError;
-use protocol::{Role, topology::Topology};
+use protocol::{
+    Role,
+    topology::{Topology, TopologyOptions},
+};
 
 use crate::{
     common::Broker,
@@ -137,10 +140,14 @@ async fn what_is_missing_comes_back_although_something_else_differs() {
 
 #[tokio::test]
 async fn services_accept_the_room_for_results_in_force_and_can_tell_what_is_left() {
-    let mut other = Topology::new(&prefix());
+    // Keys and prior tokens are kept as long as results say.
+    let options = TopologyOptions {
+        result_ttl: Duration::from_secs(90),
+        ..TopologyOptions::default()
+    };
+    let mut other = Topology::with(&prefix(), options);
     other.results.bytes_max = 20_000_000;
-    other.results.age_max = Duration::from_secs(90);
-    other.results.duplicate_window = Duration::from_secs(90);
+    assert_eq!(other.priors.age_max, Some(options.result_ttl));
     let site = Site::with(other).await;
     site.bus.verify(&Topology::new(&prefix())).await.unwrap();
     let empty = site.bus.results_store().await.unwrap().unwrap();
