@@ -8,7 +8,7 @@ use std::{
 use protocol::Role;
 use replay::{Rule, Rules, Table};
 
-use crate::{binary, cluster::Cluster, process::Process};
+use crate::{binary, cluster::Cluster, fleet::BATCHED, process::Process};
 
 /// How to start a process.
 #[derive(Debug, Clone)]
@@ -95,7 +95,13 @@ impl Deployment {
             "--faults",
             &self.faults,
         ];
-        let flags = [&engine[..], &["--attempts-max", &attempts], own].concat();
+        // Every second batcher runs its rows in batches.
+        let admission: &[&str] = match role {
+            Role::ArBatcher if number % 2 == 1 => BATCHED,
+            _ => &[],
+        };
+        let attempts = ["--attempts-max", &attempts];
+        let flags = [&engine[..], &attempts, own, admission].concat();
         self.recipe(role, number, program, &flags)
     }
 

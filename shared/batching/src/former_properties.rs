@@ -18,6 +18,7 @@ enum Turn {
         outputs: u8,
         side: u32,
         class: usize,
+        deadline: u32,
         alone: bool,
     },
     Finish(usize),
@@ -30,9 +31,9 @@ enum Turn {
 }
 
 fn turn() -> impl Strategy<Value = Turn> {
-    let arrive = (1u8..=4, 1u32..4, 0usize..3, any::<bool>());
+    let arrive = (1u8..=4, 1u32..4, 0usize..3, 1u32..4, any::<bool>());
     prop_oneof![
-        4 => arrive.prop_map(|(outputs, side, class, alone)| Turn::Arrive { outputs, side, class, alone }),
+        4 => arrive.prop_map(|(outputs, side, class, deadline, alone)| Turn::Arrive { outputs, side, class, deadline, alone }),
         4 => any::<usize>().prop_map(Turn::Finish),
         1 => any::<usize>().prop_map(Turn::Full),
         1 => any::<usize>().prop_map(Turn::Withdraw),
@@ -41,6 +42,18 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => any::<bool>().prop_map(Turn::Room),
         2 => (0u64..60_000).prop_map(Turn::Pass),
     ]
+}
+
+/// The order of the continuous policy, written down once more: class less agings, deadline, age, name.
+fn turn_of(row: &Row, now: Instant) -> (i64, Instant, Instant, OutputId) {
+    let class = match row.class {
+        PriorityClass::High => 0,
+        PriorityClass::Standard => 1,
+        PriorityClass::Low => 2,
+    };
+    let agings = (now - row.arrived).as_secs() / AGING.as_secs();
+    let agings = i64::try_from(agings).expect("a test is short");
+    (class - agings, row.deadline, row.arrived, row.output)
 }
 
 fn policy() -> impl Strategy<Value = Policy> {
@@ -57,6 +70,8 @@ struct World {
     jobs: u128,
     running: BTreeMap<BatchId, (usize, Vec<Row>)>,
     came: BTreeSet<OutputId>,
+    /// Neither running nor done nor withdrawn.
+    waiting: BTreeMap<OutputId, Row>,
     withdrawn: BTreeSet<OutputId>,
     /// Rows that an engine took and finished.
     done: BTreeSet<OutputId>,
@@ -82,6 +97,7 @@ impl World {
             jobs: 0,
             running: BTreeMap::new(),
             came: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             withdrawn: BTreeSet::new(),
             done: BTreeSet::new(),
             down: BTreeSet::new(),
@@ -102,6 +118,7 @@ impl World {
                 outputs,
                 side,
                 class,
+                deadline,
                 alone,
             } => {
                 self.jobs += 1;
@@ -112,11 +129,13 @@ impl World {
                         size: ImageSize::new(side * 32, 32).expect("multiples of 32"),
                         class: PriorityClass::ALL[class],
                         arrived: self.now,
-                        deadline: self.now + AGING,
+                        deadline: self.now + AGING * deadline,
                         alone,
                     })
                     .collect();
                 self.came.extend(rows.iter().map(|row| row.output));
+                self.waiting
+                    .extend(rows.iter().map(|row| (row.output, *row)));
                 Event::Arrived(rows)
             }
             Turn::Finish(number) => {
@@ -127,13 +146,17 @@ impl World {
             }
             Turn::Full(number) => {
                 let batch = self.chosen(number)?;
-                self.running.remove(&batch)?;
+                let (_, rows) = self.running.remove(&batch)?;
+                let back = rows.iter().map(|row| (row.output, *row));
+                let needed = back.filter(|(output, _)| !self.withdrawn.contains(output));
+                self.waiting.extend(needed);
                 Event::Full(batch)
             }
             Turn::Withdraw(number) => {
                 let open: Vec<OutputId> = self.came.difference(&self.done).copied().collect();
                 let output = *open.get(number.checked_rem(open.len())?)?;
                 self.withdrawn.insert(output);
+                self.waiting.remove(&output);
                 Event::Withdrawn(vec![output])
             }
             Turn::Down(engine) => {
@@ -191,6 +214,7 @@ impl World {
             "a batch starts on engine {engine}"
         );
         for row in rows {
+            self.waiting.remove(&row.output);
             prop_assert!(
                 !self.withdrawn.contains(&row.output),
                 "a withdrawn row runs"
@@ -199,6 +223,11 @@ impl World {
         }
         if matches!(self.policy, Policy::Continuous) {
             prop_assert_eq!(rows.len(), 1);
+            let turn = turn_of(&rows[0], self.now);
+            // Suspects may have to wait for each other.
+            let before = self.waiting.values().filter(|row| !row.alone);
+            let before = before.filter(|row| turn_of(row, self.now) < turn);
+            prop_assert_eq!(before.count(), 0, "a row is overtaken");
             let there = self.running.values().filter(|(at, _)| *at == engine);
             let suspects = there.flat_map(|(_, rows)| rows).filter(|row| row.alone);
             prop_assert!(
