@@ -106,6 +106,7 @@ impl Site {
             bench: Arc::new(Bench {
                 member,
                 counters: Counters::default(),
+                cache: None,
                 attempts_max: 3,
                 policy: Policy::Continuous,
             }),
