@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Times;
+use crate::{Times, times::count};
 
 /// Rows that an engine decodes together.
 ///
@@ -93,7 +93,8 @@ impl<K: PartialEq> Flight<K> {
     /// [`Self::advance`] does must round alike, or a caller that waits would find nobody and wait again.
     fn until_next(&self) -> Option<Duration> {
         let next = self.next_until()?;
-        let seconds = (next - self.advanced).max(0.0) * self.times.ar_seconds(self.rows.len());
+        let seconds =
+            (next - self.advanced).max(0.0) * self.times.ar_seconds(count(self.rows.len()));
         Some(Duration::from_secs_f64(seconds))
     }
 
@@ -116,7 +117,7 @@ impl<K: PartialEq> Flight<K> {
         if self.rows.is_empty() {
             self.advanced = 0.0;
         } else {
-            let seconds = self.times.ar_seconds(self.rows.len());
+            let seconds = self.times.ar_seconds(count(self.rows.len()));
             self.advanced += (now - at).as_secs_f64() / seconds;
         }
         self.at = Some(now);
@@ -270,8 +271,8 @@ mod tests {
                 let join = joins.peek().map(|(at, ..)| start + ms(*at));
                 let Some(next) = join.into_iter().chain(flight.next_finish()).min() else { break };
                 if !flight.is_empty() {
-                    let rows = f64::from(u32::try_from(flight.len()).expect("a dozen"));
-                    done += (next - at).as_secs_f64() * rows / times.ar_seconds(flight.len());
+                    let rows = count(flight.len());
+                    done += (next - at).as_secs_f64() * rows / times.ar_seconds(rows);
                 }
                 at = next;
                 landed += flight.finished(at).len();
@@ -290,7 +291,7 @@ mod tests {
             let start = Instant::now();
             let run = |looks: &[u64]| {
                 let mut flight = flight();
-                let mut events: Vec<(u64, Option<(u32, Option<u32>)>)> = looks.iter().map(|at| (*at, None)).collect();
+                let mut events: Vec<_> = looks.iter().map(|at| (*at, None)).collect();
                 for (key, (at, tokens, leave)) in (0..).zip(&rows) {
                     events.push((*at, Some((key, Some(*tokens)))));
                     events.extend(leave.filter(|leave| leave > at).map(|leave| (leave, Some((key, None)))));

@@ -9,6 +9,7 @@
 
 #![deny(missing_docs)]
 
+mod bound;
 mod faults;
 mod flight;
 mod picture;
@@ -18,9 +19,11 @@ mod tokens;
 
 use std::path::PathBuf;
 
+pub use bound::{Capacity, throughput_max};
 pub use faults::{Fault, FaultStage, Faults, Rule, Rules};
 pub use flight::Flight;
 pub use picture::{PictureError, Scene, picture};
+pub use splitmix::SplitMix64;
 pub use times::{ArTimes, DenoiseTimes, Table, Times};
 pub use tokens::{CODEBOOK_SIZE, generated_tokens, prior_tokens};
 

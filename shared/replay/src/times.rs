@@ -68,12 +68,10 @@ impl ArTimes {
         }
     }
 
-    /// Milliseconds for `rows` rows.
-    fn ms(&self, rows: usize) -> f64 {
-        // An engine has hundreds of rows at most; a number that is none of an engine is not worth an error.
-        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+    /// Milliseconds for `rows` rows; between two whole numbers for a mean.
+    fn ms(&self, rows: f64) -> f64 {
         let entries = &self.rows_ms;
-        let after = entries.partition_point(|(of, _)| *of < rows);
+        let after = entries.partition_point(|(of, _)| f64::from(*of) < rows);
         let (from, to) = match (after, entries.len()) {
             (0, _) | (_, 1) => return entries[0].1,
             (after, len) => {
@@ -82,7 +80,7 @@ impl ArTimes {
             }
         };
         let slope = (to.1 - from.1) / f64::from(to.0 - from.0);
-        from.1 + slope * (f64::from(rows) - f64::from(from.0))
+        from.1 + slope * (rows - f64::from(from.0))
     }
 }
 
@@ -134,12 +132,17 @@ impl Times {
 
     /// `rows` rows of [`Self::reference_tokens`] tokens, decoded together from their start to their end.
     pub fn ar(&self, rows: usize) -> Duration {
-        Duration::from_secs_f64(self.ar_seconds(rows))
+        Duration::from_secs_f64(self.ar_seconds(count(rows)))
     }
 
     /// [`Self::ar`] in seconds, before it is rounded to nanoseconds.
-    pub(crate) fn ar_seconds(&self, rows: usize) -> f64 {
+    pub(crate) fn ar_seconds(&self, rows: f64) -> f64 {
         self.table.ar.ms(rows) * self.scale / 1_000.0
+    }
+
+    /// Numbers of rows between which [`Self::ar`] is a straight line.
+    pub(crate) fn ar_corners(&self) -> impl Iterator<Item = u32> {
+        self.table.ar.rows_ms.iter().map(|(rows, _)| *rows)
     }
 
     /// Generated tokens of the rows that the AR times are of.
@@ -165,6 +168,11 @@ impl Times {
     fn duration(&self, ms: f64) -> Duration {
         Duration::from_secs_f64(ms * self.scale / 1_000.0)
     }
+}
+
+/// An engine has hundreds of rows at most; a number that is none of an engine is not worth an error.
+pub(crate) fn count(rows: usize) -> f64 {
+    f64::from(u32::try_from(rows).unwrap_or(u32::MAX))
 }
 
 fn check_ms(what: &'static str, found: f64) -> Result<(), ReplayError> {

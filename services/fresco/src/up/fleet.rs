@@ -63,6 +63,9 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     if let Some(slots) = args.ar_slots_max {
         batcher.extend(["--batch-slots-max".into(), slots.to_string().into()]);
     }
+    if let Some(admission) = args.ar_admission {
+        batcher.extend(["--admission".into(), admission.as_str().into()]);
+    }
     if let Some(delay) = args.ar_delay_ms {
         batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
     }
