@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod bad_requests;
+mod bench;
 mod cancel;
 mod chaos;
 mod check_model;
@@ -16,5 +17,6 @@ mod peer_faults;
 mod picture;
 mod replay;
 mod rolling;
+mod stages;
 mod up;
 mod worker_loss;

@@ -39,7 +39,12 @@ pub struct Size {
     pub ack_wait: Duration,
     /// Of every worker.
     pub engine: Engine,
+    /// Flags of the AR-batcher besides.
+    pub ar_flags: &'static [&'static str],
 }
+
+/// Flags of an AR-batcher whose rows run together, as those of a native one do.
+pub const BATCHED: &[&str] = &["--admission", "batched"];
 
 impl Default for Size {
     fn default() -> Self {
@@ -47,6 +52,7 @@ impl Default for Size {
             denoisers: 2,
             ack_wait: ACK_WAIT,
             engine: Engine::TinyModel,
+            ar_flags: &[],
         }
     }
 }
@@ -66,6 +72,7 @@ pub struct Fleet {
     /// The gateway's process.
     pub gateway_process: Process,
     worker_flags: Vec<String>,
+    ar_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -85,12 +92,30 @@ impl Fleet {
         Self::replay_with(denoisers, table, &[]).await
     }
 
+    /// The same with these flags for the AR-batcher besides.
+    pub async fn replay_writing(
+        denoisers: usize,
+        table: Table,
+        ar_flags: &'static [&'static str],
+    ) -> Self {
+        let size = Size {
+            denoisers,
+            ack_wait: REPLAY_ACK_WAIT,
+            engine: Engine::Replay(table),
+            ar_flags,
+        };
+        let fleet = Self::start(size).await;
+        fleet.script(&[]);
+        fleet
+    }
+
     /// The same with these flags for every worker besides.
     pub async fn replay_with(denoisers: usize, table: Table, flags: &[&str]) -> Self {
         let size = Size {
             denoisers,
             ack_wait: REPLAY_ACK_WAIT,
             engine: Engine::Replay(table),
+            ..Size::default()
         };
         let fleet = Self::start_with(size, flags).await;
         fleet.script(&[]);
@@ -130,10 +155,12 @@ impl Fleet {
             .chain(engine_flags)
             .chain(flags.iter().map(ToString::to_string))
             .collect();
-        let worker = |program, name: &str| worker(program, name, &worker_flags, &folder);
-        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher");
+        let ar_own = size.ar_flags.iter().map(ToString::to_string);
+        let ar_flags: Vec<_> = worker_flags.iter().cloned().chain(ar_own).collect();
+        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
+        let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
-            .map(|i| worker("fresco-denoiser", &format!("denoiser-{i}")))
+            .map(|i| denoiser(&format!("denoiser-{i}")))
             .collect();
 
         let address = until("the gateway listens", || async {
@@ -150,6 +177,7 @@ impl Fleet {
             ar_batcher,
             gateway_process,
             worker_flags,
+            ar_flags,
             folder,
         };
         fleet.until_idle(size.denoisers).await;
@@ -205,12 +233,12 @@ impl Fleet {
 
     /// Starts one more worker of the fleet's kind, for a test to keep.
     pub fn start_worker(&self, role: Role, name: &str) -> Process {
-        let program = match role {
-            Role::ArBatcher => "fresco-ar-batcher",
-            Role::Denoiser => "fresco-denoiser",
+        let (program, flags) = match role {
+            Role::ArBatcher => ("fresco-ar-batcher", &self.ar_flags),
+            Role::Denoiser => ("fresco-denoiser", &self.worker_flags),
             Role::Gateway | Role::Operator => panic!("{role} is no worker"),
         };
-        worker(program, name, &self.worker_flags, &self.folder)
+        worker(program, name, flags, &self.folder)
     }
 
     /// Waits until both queues are empty: nothing waits and nothing is held.
@@ -225,7 +253,7 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let flags = &self.worker_flags;
+        let flags = &self.ar_flags;
         self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
     }
 

@@ -31,6 +31,11 @@ pub struct KnownLife {
 }
 
 impl KnownLife {
+    /// Whose.
+    pub const fn output(&self) -> OutputId {
+        self.output
+    }
+
     /// The life; that of an output that nobody has touched since `accepted_at`, if there is none.
     pub fn life(&self, accepted_at: UnixMillis) -> OutputLife {
         let untouched = || OutputLife::queued(self.output, accepted_at);
@@ -93,6 +98,18 @@ impl Bus {
             return Ok(Ok(advanced));
         }
         self.advance_as_leader_knows(known.output, event, now).await
+    }
+
+    /// The same in one try, for what is not worth a second one: `None` when the event cannot follow, or when somebody
+    /// else has written meanwhile.
+    pub async fn advance_unchanged(
+        &self,
+        known: &KnownLife,
+        event: LifeEvent,
+        now: UnixMillis,
+    ) -> Result<Option<KnownLife>, BusError> {
+        let advanced = self.write_after(known, event, now).await?;
+        Ok(advanced.and_then(Result::ok))
     }
 
     async fn advance_as_leader_knows(

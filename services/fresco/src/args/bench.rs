@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use protocol::{ImageSize, limits::OUTPUTS_PER_JOB_MAX};
+use service::Admission;
 
 pub(super) const RUN_HELP: &str = "\
 Starts a fleet of its own in a temporary folder, as `fresco up --engine replay` does, asks its gateway for pictures and
@@ -23,25 +24,6 @@ pub enum BenchCommand {
     Run(Box<BenchRunArgs>),
     /// Print the results of a folder as a table, and draw them
     Report(BenchReportArgs),
-}
-
-/// Who runs together on the AR engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Admission {
-    /// Each output as soon as a slot is free, in any mix of sizes
-    Continuous,
-    /// Outputs of one size, one batch at a time
-    Batched,
-}
-
-impl Admission {
-    /// As the flags of the AR-batcher have it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Continuous => "continuous",
-            Self::Batched => "batched",
-        }
-    }
 }
 
 /// Requests, and how they come.

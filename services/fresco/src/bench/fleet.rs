@@ -48,7 +48,7 @@ impl Fleet {
             .args(["--time-scale", &args.time_scale.to_string()])
             .args(["--denoisers", &args.denoisers.to_string()])
             .args(["--ar-slots-max", &args.ar_slots.to_string()])
-            .args(["--ar-admission", args.admission.as_str()])
+            .args(["--admission", &args.admission.to_string()])
             .arg("--data")
             .arg(folder.path().join("data"))
             .arg("--url-file")

@@ -107,7 +107,7 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
         command: command(),
         machine: machine(),
         load,
-        admission: args.admission.as_str().to_owned(),
+        admission: args.admission.to_string(),
         denoisers: stages.denoisers,
         ar_slots: stages.ar_slots,
         time_scale: args.time_scale,

@@ -7,10 +7,10 @@ use std::time::Duration;
 use batching::Policy;
 use replay::Times;
 use serde::Serialize;
-use service::exit::Failure;
+use service::{Admission, exit::Failure};
 
 use crate::{
-    args::{Admission, PlanArgs},
+    args::PlanArgs,
     bench::{
         load::Load,
         summary::{Spread, Stages, Summary, summarise},
