@@ -1,5 +1,5 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
-.PHONY: help setup demo up test chaos cluster failover lint ci goldens clean
+.PHONY: help setup demo up test chaos cluster failover bench lint ci goldens clean
 
 # Where infra/setup links nats-server, cargo-nextest and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
@@ -11,6 +11,7 @@ help:
 	@echo "make chaos    thousands of requests while everything is killed and frozen; SEED=n again"
 	@echo "make cluster  the same on three brokers whose leaders are killed and rolled"
 	@echo "make failover how long a job is without a worker when its own goes away"
+	@echo "make bench    throughput, latency and overhead of fleets that replay; a quarter of an hour"
 	@echo "make lint     format, spelling, unused dependencies, clippy, docs, licences"
 	@echo "make ci       what CI runs: lint and test"
 	@echo "make setup    only what the others do first: libtorch and nats-server into the cache"
@@ -48,6 +49,10 @@ cluster: setup
 failover: setup
 	cargo build --locked --workspace --bins
 	target/debug/failover
+
+bench: setup
+	cargo build --locked --release --bins
+	infra/bench.sh
 
 lint:
 	.ci/run lint

@@ -40,7 +40,10 @@ const MAY_USE: [(&str, &[&str]); 11] = [
             "service",
         ],
     ),
-    ("fresco", &["messaging", "protocol", "service"]),
+    (
+        "fresco",
+        &["batching", "messaging", "protocol", "replay", "service"],
+    ),
     ("integration", &["messaging", "protocol", "replay"]),
 ];
 

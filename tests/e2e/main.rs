@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod bad_requests;
+mod bench;
 mod cancel;
 mod chaos;
 mod check_model;

@@ -18,10 +18,7 @@ use tokio::task::JoinSet;
 
 /// AR in 20 ms, a step in 100 ms.
 const SLOW_PAINTING: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 0.0,
-    },
+    ar: ArTimes::new(&[(1, 20.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 100.0,
         decode_ms: 1.0,
@@ -30,10 +27,7 @@ const SLOW_PAINTING: Table = Table {
 
 /// AR in 100 ms, a picture in no time.
 const SLOW_WRITING: Table = Table {
-    ar: ArTimes {
-        batch_ms: 100.0,
-        row_ms: 0.0,
-    },
+    ar: ArTimes::new(&[(1, 100.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 1.0,
         decode_ms: 1.0,

@@ -1,5 +1,6 @@
 //! The command line. With `operator`, the only file that names environment variables (through clap).
 
+mod bench;
 mod operator;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
@@ -8,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use protocol::{ImageSize, Prefix, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
 use service::{Admission, BusArgs, ReplayArgs};
 
+pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
 pub use self::operator::{
     CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WatchArgs, WhichDead, WorkersArgs,
 };
@@ -17,7 +19,9 @@ Examples:
   fresco up --model ./GLM-Image              broker, gateway, AR-batcher, 2 denoisers; Ctrl-C stops all
   fresco generate \"a red fox\" --size 512x512 -n 2 --out pictures
   fresco workers --nats-url nats://10.0.0.5:4222
-  fresco dead replay --all --nats-url nats://10.0.0.5:4222";
+  fresco dead replay --all --nats-url nats://10.0.0.5:4222
+  fresco plan --times infra/times/ascend.json --rate 0.5 --slo-p99-s 90
+  fresco bench run --times infra/times/ascend.json --time-scale 0.05 --concurrency 28";
 
 /// Serves GLM-Image: prompts in over HTTP, pictures out, over NATS JetStream
 #[derive(Debug, Parser)]
@@ -59,6 +63,12 @@ pub enum Command {
     /// Set up or check the streams on a NATS server
     #[command(subcommand)]
     Nats(NatsCommand),
+    /// Measure what a fleet makes of a load
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Say how large a fleet a load needs
+    #[command(long_about = bench::PLAN_HELP)]
+    Plan(PlanArgs),
     /// Become another program that ends with its parent
     #[command(hide = true)]
     Leash(LeashArgs),

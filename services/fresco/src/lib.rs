@@ -1,12 +1,15 @@
-//! `fresco`, the operator's command: runs a deployment, asks it for pictures, looks after its broker. It talks to a
+//! `fresco`, the operator's command: runs a deployment, asks it for pictures, looks after its broker, measures
+//! and plans. It talks to a
 //! gateway over HTTP and to the broker through `messaging`; it knows no tensor and never links libtorch.
 
 pub mod args;
+mod bench;
 mod cancel;
 mod dead;
 mod generate;
 mod leash;
 mod nats;
+mod plan;
 mod table;
 mod terminal;
 pub mod up;
@@ -45,6 +48,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Dead(command) => Box::pin(dead::run(command)).await,
             Command::Watch(args) => Box::pin(watch::run(args)).await,
             Command::Nats(command) => Box::pin(nats::run(command)).await,
+            Command::Bench(command) => Box::pin(bench::run(command)).await,
+            Command::Plan(args) => plan::run(&args),
             Command::Leash(args) => Err(leash::run(&args)),
         }
     })

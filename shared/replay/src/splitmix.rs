@@ -4,16 +4,18 @@
 /// constants of Vigna's public-domain splitmix64.c. Written out because `rand` promises no stable stream for its
 /// seeded generators, and a picture of today has to equal one of next year.
 #[derive(Debug, Clone)]
-pub(crate) struct SplitMix64 {
+pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    pub(crate) const fn new(seed: u64) -> Self {
+    /// Its start.
+    pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    pub(crate) const fn draw(&mut self) -> u64 {
+    /// The next number.
+    pub const fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,0 +1,155 @@
+//! What can be measured, and what can be foretold.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use protocol::{ImageSize, limits::OUTPUTS_PER_JOB_MAX};
+use service::Admission;
+
+pub(super) const RUN_HELP: &str = "\
+Starts a fleet of its own in a temporary folder, as `fresco up --engine replay` does, asks its gateway for pictures and
+prints what came of it beside the best that any policy could reach and what `fresco plan` foretells. Times and rates are
+those of the table: at --time-scale 0.05 everything happens 20 times as fast, and is told as if it did not.";
+
+pub(super) const PLAN_HELP: &str = "\
+Simulates the fleet in virtual time, with the rules of the AR-batcher and the step-rate model of a continuously batching
+AR engine, and prints the fewest denoisers, and for them the fewest AR slots, that keep the load within the SLO. What
+both --ar-slots and --denoisers fix is only simulated.";
+
+/// `fresco bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Measure a fleet of replay engines under a load
+    #[command(long_about = RUN_HELP)]
+    Run(Box<BenchRunArgs>),
+    /// Print the results of a folder as a table, and draw them
+    Report(BenchReportArgs),
+}
+
+/// Requests, and how they come.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Clients that each wait for their pictures before they ask again
+    #[arg(long, value_name = "CLIENTS", required_unless_present = "rate", conflicts_with = "rate", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub concurrency: Option<u16>,
+
+    /// Requests a second that come whatever happens, at random (Poisson)
+    #[arg(long, value_name = "PER_SECOND", value_parser = positive)]
+    pub rate: Option<f64>,
+
+    /// Sizes of the requests, taken in turn
+    #[arg(
+        long,
+        value_name = "WIDTHxHEIGHT,…",
+        value_delimiter = ',',
+        default_value = "1024x1024"
+    )]
+    pub sizes: Vec<ImageSize>,
+
+    /// Pictures of each request
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(OUTPUTS_PER_JOB_MAX)))]
+    pub n: u8,
+
+    /// Denoising steps
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub steps: u16,
+
+    /// Requests in all; the first ones are the ramp and do not count
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: u32,
+
+    /// Of the pictures and of the arrivals at random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// `fresco bench run`.
+#[derive(Debug, Args)]
+pub struct BenchRunArgs {
+    /// JSON file with the times of the stages
+    #[arg(long, value_name = "FILE")]
+    pub times: PathBuf,
+
+    /// Multiplies every time of `--times`
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive)]
+    pub time_scale: f64,
+
+    /// Denoisers of the fleet
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub denoisers: u16,
+
+    /// Most outputs in flight on the AR engine
+    #[arg(long, value_name = "N", default_value_t = 28, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub ar_slots: u16,
+
+    /// Who runs together there
+    #[arg(long, value_enum, default_value_t = Admission::Continuous)]
+    pub admission: Admission,
+
+    /// What is asked for
+    #[command(flatten)]
+    pub load: LoadArgs,
+
+    /// Ask this gateway instead of starting a fleet; the other flags say what fleet it has
+    #[arg(long = "url", value_name = "URL")]
+    pub url: Option<String>,
+
+    /// Name of the result
+    #[arg(long, value_name = "NAME", default_value = "run", requires = "out")]
+    pub name: String,
+
+    /// Folder for the result, NAME.json
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// `fresco bench report`.
+#[derive(Debug, Args)]
+pub struct BenchReportArgs {
+    /// Folder with results of `fresco bench run --out`
+    pub results: PathBuf,
+
+    /// SVG file to draw throughput over the number of sizes into
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
+
+/// `fresco plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// JSON file with the times of the stages
+    #[arg(long, value_name = "FILE")]
+    pub times: PathBuf,
+
+    /// What is asked for
+    #[command(flatten)]
+    pub load: LoadArgs,
+
+    /// Seconds within which 99 of 100 requests are to be answered
+    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    pub slo_p99_s: f64,
+
+    /// Only with so many denoisers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub denoisers: Option<u16>,
+
+    /// Only with so many outputs in flight on the AR engine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub ar_slots: Option<u16>,
+
+    /// Who runs together there
+    #[arg(long, value_enum, default_value_t = Admission::Continuous)]
+    pub admission: Admission,
+
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number above 0.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        Ok(_) | Err(_) => Err("not a number above 0".to_owned()),
+    }
+}

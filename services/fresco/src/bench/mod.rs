@@ -1,0 +1,200 @@
+//! `fresco bench`: measures a fleet of replay engines under a load, beside its bound and its plan.
+//!
+//! `load` says what comes, `client` asks for it, `summary` makes figures of the answers, `report` tables of the figures.
+
+mod client;
+mod cpu;
+mod fleet;
+pub(crate) mod load;
+mod plot;
+mod report;
+pub(crate) mod summary;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use replay::Times;
+use serde::{Deserialize, Serialize};
+use service::exit::Failure;
+
+use self::{
+    client::{Asker, failures},
+    fleet::Fleet,
+    load::Load,
+    summary::{Edge, Spread, Stages, Summary, summarise},
+};
+use crate::{
+    args::{BenchCommand, BenchRunArgs},
+    plan::{policy, simulation::simulate},
+    terminal,
+};
+
+/// Everything about a run, as its file has it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) name: String,
+    /// What was typed, without the program's folder.
+    command: String,
+    machine: Machine,
+    pub(crate) load: Load,
+    pub(crate) admission: String,
+    pub(crate) denoisers: usize,
+    pub(crate) ar_slots: usize,
+    pub(crate) time_scale: f64,
+    pub(crate) measured: Summary,
+    /// What the simulation makes of the same load.
+    pub(crate) planned: Summary,
+    /// Of each role, client and broker included; none of a fleet that others started but the client's.
+    pub(crate) cpu_ms_per_request: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Machine {
+    cpu: String,
+    cores: usize,
+}
+
+/// Carries out the command.
+pub(crate) async fn run(command: BenchCommand) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Report(args) => report::run(&args),
+        BenchCommand::Run(args) => {
+            tokio::select! {
+                done = measure(&args) => done,
+                // The fleet is dropped with what waits for it, and its folder too.
+                _ = tokio::signal::ctrl_c() => Err(Failure::Failed("interrupted".to_owned())),
+            }
+        }
+    }
+}
+
+async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
+    let times = Times::read(&args.times, 1.0).map_err(|error| Failure::unusable(&error))?;
+    let load = Load::new(&args.load).map_err(Failure::Unusable)?;
+    let stages = Stages {
+        denoisers: args.denoisers.into(),
+        ar_slots: args.ar_slots.into(),
+    };
+    let nothing = || Failure::Unusable("nothing is left to count: more --requests".to_owned());
+    // First: it takes no time, and a load of which nothing counts need not be run.
+    let planned = simulate(&times, &load, stages, policy(args.admission));
+    let planned = summarise(&planned, &load, stages, &times).ok_or_else(nothing)?;
+
+    let own = match &args.url {
+        Some(_) => None,
+        None => Some(Fleet::start(args).await?),
+    };
+    let url = own.as_ref().map(|fleet| fleet.url.clone());
+    let url = url.or_else(|| args.url.clone()).unwrap_or_default();
+    let supervisor = own.as_ref().and_then(Fleet::supervisor);
+    let (mut before, mut after) = (cpu::times(supervisor), cpu::CpuTimes::new());
+    let asker = Asker::new(&url, args.time_scale)?;
+    let asked = asker.ask(&load, |edge| match edge {
+        Edge::Opens => before = cpu::times(supervisor),
+        Edge::Closes => after = cpu::times(supervisor),
+    });
+    let record = asked.await;
+    if let Some(fleet) = own {
+        fleet.stop().await?;
+    }
+
+    for (reason, times) in failures(&record) {
+        terminal::note(format_args!("{times} requests failed: {reason}"));
+    }
+    let none = || Failure::Failed("no request was answered with pictures".to_owned());
+    let measured = summarise(&record, &load, stages, &times).ok_or_else(none)?;
+    let outcome = Outcome {
+        name: args.name.clone(),
+        command: command(),
+        machine: machine(),
+        load,
+        admission: args.admission.to_string(),
+        denoisers: stages.denoisers,
+        ar_slots: stages.ar_slots,
+        time_scale: args.time_scale,
+        cpu_ms_per_request: cpu::ms_per_request(&before, &after, measured.requests),
+        measured,
+        planned,
+    };
+    lines(&outcome).iter().for_each(terminal::say);
+    match &args.out {
+        Some(folder) => write(folder, &outcome),
+        None => Ok(()),
+    }
+}
+
+fn write(folder: &Path, outcome: &Outcome) -> Result<(), Failure> {
+    let file = folder.join(format!("{}.json", outcome.name));
+    let mut text =
+        serde_json::to_string_pretty(outcome).map_err(|error| Failure::failed(&error))?;
+    text.push('\n');
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&file, text));
+    written.map_err(|error| Failure::Failed(format!("cannot write {}: {error}", file.display())))
+}
+
+/// For people.
+fn lines(outcome: &Outcome) -> Vec<String> {
+    let Outcome {
+        measured, planned, ..
+    } = outcome;
+    let mut lines = vec![format!(
+        "throughput  {:.4} images/s{}",
+        measured.images_per_s,
+        measured
+            .bound_images_per_s
+            .map_or_else(String::new, |bound| {
+                let share = 100.0 * measured.images_per_s / bound;
+                format!(", {share:.1} % of the bound {bound:.4}")
+            })
+    )];
+    let spread = |of: &str, spread: Spread| {
+        let Spread {
+            mean,
+            p50,
+            p90,
+            p99,
+        } = spread;
+        format!("latency     mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}{of}")
+    };
+    lines.push(spread("", measured.latency_s));
+    if measured.latency_by_size_s.len() > 1 {
+        let sizes = measured.latency_by_size_s.iter();
+        lines.extend(sizes.map(|(size, its)| spread(&format!(" of {size}"), *its)));
+    }
+    lines.push(format!(
+        "busy        AR slots {:.1} %, denoisers {:.1} %",
+        100.0 * measured.ar_slots_busy,
+        100.0 * measured.denoisers_busy
+    ));
+    let roles = outcome.cpu_ms_per_request.iter();
+    let roles: Vec<_> = roles.map(|(role, ms)| format!("{role} {ms:.2}")).collect();
+    lines.push(format!("CPU         {} ms a request", roles.join(", ")));
+    lines.push(format!(
+        "plan        {:.4} images/s, mean latency {:.3} s",
+        planned.images_per_s, planned.latency_s.mean
+    ));
+    lines.push(format!(
+        "window      {:.1} s, {} requests, {} of all failed",
+        measured.window_s, measured.requests, measured.failed
+    ));
+    lines
+}
+
+fn command() -> String {
+    let arguments = std::env::args().skip(1);
+    std::iter::once("fresco".to_owned())
+        .chain(arguments)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn machine() -> Machine {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let model = model.and_then(|rest| Some(rest.split_once(':')?.1.trim().to_owned()));
+    Machine {
+        cpu: model.unwrap_or_else(|| "unknown".to_owned()),
+        cores: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+    }
+}

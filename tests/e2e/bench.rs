@@ -1,0 +1,78 @@
+//! `fresco bench`: what it measures is there, and adds up.
+
+use std::{fs, process::Command};
+
+use integration::{binary, root};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Pictures of 40 ms and rows of 20 ms: slow beside the overhead of a debug build, quick beside a person.
+const TABLE: &str =
+    r#"{"ar": {"rows_ms": [[1, 20]], "tokens": 261}, "denoise": {"step_ms": 40, "decode_ms": 0}}"#;
+
+#[test]
+fn a_run_measures_its_own_fleet_and_leaves_nothing() {
+    let folder = TempDir::with_prefix("fresco-bench-").unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("times.json"), TABLE).unwrap();
+    fs::create_dir(path("tmp")).unwrap();
+    let bench = |flags: &str| {
+        let run = Command::new(binary("fresco"))
+            .arg("bench")
+            .args(flags.split_whitespace())
+            .current_dir(root())
+            .env("TMPDIR", path("tmp"))
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(run.status.success(), "{told}");
+        String::from_utf8(run.stdout).unwrap()
+    };
+    let (times, out) = (path("times.json"), path("out"));
+    let fleet = "--denoisers 2 --ar-slots 4 --sizes 64x64,64x32 --steps 1";
+    bench(&format!(
+        "run --times {times} --out {out} --name tiny {fleet} --concurrency 2 --requests 40"
+    ));
+
+    let result: Value = serde_json::from_slice(&fs::read(path("out/tiny.json")).unwrap()).unwrap();
+    let number = |pointer: &str| result.pointer(pointer).unwrap().as_f64().unwrap();
+    assert_eq!(number("/measured/failed"), 0.0);
+    // Answers after the fourth and up to the last request, the 39th or 40th of which is still out.
+    assert!((34.0..=36.0).contains(&number("/measured/requests")));
+    let share = number("/measured/images_per_s") / number("/measured/bound_images_per_s");
+    assert!(0.1 < share && share < 1.02, "{share} of the bound");
+    assert!(number("/measured/latency_s/p50") >= 0.06, "both stages");
+    assert!((0.1..1.05).contains(&number("/measured/denoisers_busy")));
+    assert_eq!(
+        result["measured"]["latency_by_size_s"]
+            .as_object()
+            .unwrap()
+            .len(),
+        2
+    );
+    let cpu = result["cpu_ms_per_request"].as_object().unwrap();
+    let roles: Vec<&String> = cpu.keys().collect();
+    let expected = [
+        "ar-batcher",
+        "client",
+        "denoiser",
+        "gateway",
+        "nats-server",
+        "supervisor",
+    ];
+    assert_eq!(roles, expected);
+    assert!(number("/cpu_ms_per_request/denoiser") > 0.0);
+
+    let report = bench(&format!("report {out} --plot {}", path("plot.svg")));
+    assert!(
+        report.contains("| 2 clients | 2 | 4 | 2 | continuous |"),
+        "{report}"
+    );
+    let plot = fs::read_to_string(path("plot.svg")).unwrap();
+    assert!(plot.contains("<svg") && plot.contains("2 clients, 4 AR slots: continuous"));
+    assert_eq!(
+        fs::read_dir(path("tmp")).unwrap().count(),
+        0,
+        "temporary folders are gone"
+    );
+}
