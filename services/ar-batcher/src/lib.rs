@@ -13,10 +13,12 @@ pub mod native;
 pub mod replay;
 mod request;
 mod settle;
+pub mod srt;
 
 use std::{sync::Arc, time::Duration};
 
 use batching::BatchLimits;
+use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
 use messaging::{Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
@@ -33,6 +35,7 @@ use crate::{
     engine::PriorEngine,
     native::NativeEngine,
     replay::ReplayEngine,
+    srt::{SrtArgs, SrtEngine},
 };
 
 /// Largest batch: one runs while the next one waits, and both may be requests for one output each.
@@ -44,6 +47,8 @@ const _: () = assert!(BATCH_SLOTS_MAX as usize * 2 <= messaging::HELD_MAX);
 pub enum Engine {
     /// The model, on libtorch
     Native,
+    /// An SRT server over HTTP: SGLang's runtime, which has the weights
+    Srt,
     /// No model: times, tokens and failures by table
     Replay,
 }
@@ -64,6 +69,9 @@ pub struct Args {
     /// What there is instead of a model.
     #[command(flatten)]
     pub replay: ReplayArgs,
+    /// Who has it instead of us.
+    #[command(flatten)]
+    pub srt: SrtArgs,
     /// Outputs that may run together; a request for n outputs takes n slots
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_SLOTS_MAX))]
     pub batch_slots_max: u16,
@@ -83,6 +91,14 @@ impl Args {
     pub fn checked(self) -> Result<Self, clap::Error> {
         if self.engine != Engine::Replay {
             self.replay.refuse::<Self>()?;
+        }
+        if self.engine != Engine::Srt && !self.srt.srt_urls.is_empty() {
+            let text = "--srt-url can only be used with --engine srt";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+        }
+        if self.engine == Engine::Srt && self.srt.srt_timeout >= self.retry.stall_max {
+            let text = "--srt-timeout-s must be less than --stall-max-s";
+            return Err(Self::command().error(ErrorKind::ValueValidation, text));
         }
         Ok(self)
     }
@@ -110,14 +126,16 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
-    let Some(engine) = shutdown
+    let Some(engines) = shutdown
         .token
-        .run_until_cancelled(load(&args))
+        .run_until_cancelled(load(&args, &health, shutdown))
         .await
         .transpose()?
     else {
         return Ok(());
     };
+    let engine = engines.into_iter().next();
+    let engine = engine.ok_or_else(|| Failure::Unusable("no AR engine".to_owned()))?;
 
     health.set_not_ready("waiting for the message broker");
     let joining = Joining {
@@ -126,6 +144,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         role: Role::ArBatcher,
         device: match args.engine {
             Engine::Native => args.model.device,
+            Engine::Srt => "srt".to_owned(),
             Engine::Replay => replay::REVISION.to_owned(),
         },
         model_revision: engine.revision(),
@@ -178,11 +197,76 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     outcome.map_err(|error| Failure::failed(&error))
 }
 
-async fn load(args: &Args) -> Result<Arc<dyn PriorEngine>, Failure> {
-    let engine: Arc<dyn PriorEngine> = match args.engine {
-        Engine::Native => Arc::new(NativeEngine::load(args.model.clone()).await?),
-        Engine::Replay => Arc::new(ReplayEngine::load(&args.replay).await?),
+/// At least one engine.
+async fn load(
+    args: &Args,
+    health: &Health,
+    shutdown: &Shutdown,
+) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
+    let engines: Vec<Arc<dyn PriorEngine>> = match args.engine {
+        Engine::Native => vec![Arc::new(NativeEngine::load(args.model.clone()).await?)],
+        Engine::Replay => vec![Arc::new(ReplayEngine::load(&args.replay).await?)],
+        Engine::Srt => {
+            let engines = SrtEngine::load(&args.srt, args.model.folder())?;
+            srt::watch_servers(&engines, health, shutdown);
+            engines
+                .into_iter()
+                .map(|engine| Arc::new(engine) as _)
+                .collect()
+        }
     };
-    tracing::info!(revision = engine.revision(), "loaded");
-    Ok(engine)
+    let revision = engines.first().map(|engine| engine.revision());
+    tracing::info!(revision, engines = engines.len(), "loaded");
+    Ok(engines)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn kind(flags: &str) -> Result<usize, ErrorKind> {
+        let flags = std::iter::once("batcher").chain(flags.split_whitespace());
+        let args = Args::try_parse_from(flags).and_then(Args::checked);
+        let args = args.map_err(|error| error.kind())?;
+        Ok(args.srt.srt_urls.len())
+    }
+
+    #[test]
+    fn srt_takes_its_servers_and_a_model_to_tokenize_with() {
+        use ErrorKind::{ArgumentConflict, MissingRequiredArgument, ValueValidation};
+        for (flags, wanted) in [
+            ("--engine srt --srt-url http://h:1 --model m", Ok(1)),
+            (
+                "--engine srt --srt-url http://h:1/,http://h:2 --srt-url http://h:3 --model m",
+                Ok(3),
+            ),
+            (
+                "--engine srt --srt-url http://h:1 --model m --srt-timeout-s 9 --stall-max-s 10",
+                Ok(1),
+            ),
+            ("--engine srt --model m", Err(MissingRequiredArgument)),
+            (
+                "--engine srt --srt-url http://h:1",
+                Err(MissingRequiredArgument),
+            ),
+            (
+                "--engine srt --srt-url https://h --model m",
+                Err(ValueValidation),
+            ),
+            ("--srt-url http://h:1 --model m", Err(ArgumentConflict)),
+            (
+                "--engine replay --times t --srt-url http://h:1",
+                Err(ArgumentConflict),
+            ),
+            ("--model m --srt-timeout-s 9", Err(MissingRequiredArgument)),
+            (
+                "--engine srt --srt-url http://h:1 --model m --srt-timeout-s 10 --stall-max-s 10",
+                Err(ValueValidation),
+            ),
+        ] {
+            assert_eq!(kind(flags), wanted, "{flags}");
+        }
+    }
 }
