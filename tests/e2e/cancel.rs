@@ -25,10 +25,7 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// Wide requests stay with the AR stage for 1.6 s, narrow ones with many steps with a denoiser.
 const SLOW: Table = Table {
-    ar: ArTimes {
-        batch_ms: 10.0,
-        row_ms: 200.0,
-    },
+    ar: ArTimes::new(&[(1, 210.0), (2, 410.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 100.0,
         decode_ms: 2.0,
@@ -188,10 +185,7 @@ async fn a_client_that_leaves_cancels_its_job_unless_it_may_come_back_a05() {
 
 /// Jobs of a few milliseconds.
 const INSTANT: Table = Table {
-    ar: ArTimes {
-        batch_ms: 1.0,
-        row_ms: 0.5,
-    },
+    ar: ArTimes::new(&[(1, 1.5), (2, 2.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 1.0,
         decode_ms: 0.0,

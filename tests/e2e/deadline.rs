@@ -11,10 +11,7 @@ use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
 use serde_json::{Value, json};
 
 const QUICK: Table = Table {
-    ar: ArTimes {
-        batch_ms: 5.0,
-        row_ms: 1.0,
-    },
+    ar: ArTimes::new(&[(1, 6.0), (2, 7.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 5.0,
         decode_ms: 1.0,

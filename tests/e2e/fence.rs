@@ -16,10 +16,7 @@ const ACK_WAIT: Duration = Duration::from_secs(2);
 
 /// One step is a whole picture: nothing can stop it on the way.
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 22.0), (2, 24.0)], 254),
     denoise: DenoiseTimes {
         step_ms: 2_000.0,
         decode_ms: 2.0,

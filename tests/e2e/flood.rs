@@ -22,10 +22,7 @@ use tokio::task::JoinSet;
 
 /// Two denoisers make five pictures a second.
 const SLOW: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 22.0), (2, 24.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 380.0,
         decode_ms: 2.0,

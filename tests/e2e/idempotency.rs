@@ -13,10 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 50.0,
-        row_ms: 1.0,
-    },
+    ar: ArTimes::new(&[(1, 51.0), (2, 52.0)], 261),
     denoise: DenoiseTimes {
         step_ms: 100.0,
         decode_ms: 2.0,

@@ -21,11 +21,10 @@ use tokio::task::JoinSet;
 /// One step of [`SLOW`].
 const STEP: Duration = Duration::from_millis(250);
 
+const AR: ArTimes = ArTimes::new(&[(1, 22.0), (2, 24.0)], 258);
+
 const QUICK: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: AR,
     denoise: DenoiseTimes {
         step_ms: 5.0,
         decode_ms: 2.0,
@@ -37,7 +36,7 @@ const SLOW: Table = Table {
         step_ms: 250.0,
         decode_ms: 2.0,
     },
-    ..QUICK
+    ar: AR,
 };
 
 fn request(prompt: &str, steps: u32) -> Value {
@@ -293,10 +292,7 @@ async fn a_cancelled_painting_frees_its_denoiser_within_a_step() {
 #[tokio::test]
 async fn a_cancelled_row_is_withdrawn_and_a_batch_of_cancelled_rows_is_stopped_a17() {
     let slow_ar = Table {
-        ar: ArTimes {
-            batch_ms: 4_000.0,
-            row_ms: 0.0,
-        },
+        ar: ArTimes::new(&[(1, 4_000.0)], 258),
         ..QUICK
     };
     let fleet = Fleet::replay(1, slow_ar).await;
@@ -348,10 +344,7 @@ async fn painted(fleet: &Fleet) -> u64 {
 #[tokio::test]
 async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
     let slow_ar = Table {
-        ar: ArTimes {
-            batch_ms: 400.0,
-            row_ms: 0.0,
-        },
+        ar: ArTimes::new(&[(1, 400.0)], 258),
         ..QUICK
     };
     let mut fleet = Fleet::replay(2, slow_ar).await;
@@ -412,10 +405,7 @@ async fn a_life_tells_where_an_output_is_and_who_tried() {
 #[tokio::test]
 async fn a_batcher_that_is_told_to_stop_is_no_failure_of_its_outputs() {
     let slow_ar = Table {
-        ar: ArTimes {
-            batch_ms: 2_000.0,
-            row_ms: 0.0,
-        },
+        ar: ArTimes::new(&[(1, 2_000.0)], 258),
         ..QUICK
     };
     let mut fleet = Fleet::replay(1, slow_ar).await;

@@ -61,11 +61,10 @@ fn every_fault_of_the_peer_has_its_tests_or_a_reason() {
     assert_eq!(numbers, (1..=84).collect::<Vec<_>>());
 }
 
+const AR: ArTimes = ArTimes::new(&[(1, 11.0), (2, 12.0)], 258);
+
 const QUICK: Table = Table {
-    ar: ArTimes {
-        batch_ms: 10.0,
-        row_ms: 1.0,
-    },
+    ar: AR,
     denoise: DenoiseTimes {
         step_ms: 10.0,
         decode_ms: 1.0,
@@ -238,7 +237,7 @@ const LONG_STEP: Table = Table {
         step_ms: 4_000.0,
         decode_ms: 1.0,
     },
-    ..QUICK
+    ar: AR,
 };
 
 #[tokio::test]
@@ -278,10 +277,7 @@ const ROUNDS: usize = 4;
 #[tokio::test]
 async fn a49_every_request_of_concurrent_clients_succeeds() {
     let slow_ar = Table {
-        ar: ArTimes {
-            batch_ms: 300.0,
-            row_ms: 1.0,
-        },
+        ar: ArTimes::new(&[(1, 301.0), (2, 302.0)], 258),
         ..QUICK
     };
     let fleet = Fleet::replay(4, slow_ar).await;

@@ -10,10 +10,7 @@ use serde_json::{Value, json};
 
 /// Two outputs of one moment meet two denoisers: a picture takes much longer than both AR batches.
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 22.0), (2, 24.0)], 254),
     denoise: DenoiseTimes {
         step_ms: 100.0,
         decode_ms: 2.0,

@@ -22,10 +22,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 22.0), (2, 24.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 20.0,
         decode_ms: 2.0,

@@ -73,10 +73,7 @@ impl fmt::Display for Loss {
 
 /// A picture takes 6 s: long beside every failover. Steps of 100 ms, so that a cancelled one is soon over.
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 5.0,
-        row_ms: 1.0,
-    },
+    ar: ArTimes::new(&[(1, 6.0), (2, 7.0)], 261),
     denoise: DenoiseTimes {
         step_ms: 100.0,
         decode_ms: 1.0,

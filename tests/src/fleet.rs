@@ -22,7 +22,7 @@ pub const START_WITHIN: Duration = Duration::from_secs(60);
 pub const REPLAY_ACK_WAIT: Duration = Duration::from_secs(3);
 
 /// Who writes and paints.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Engine {
     /// The tiny checkpoint on libtorch.
     TinyModel,
@@ -31,7 +31,7 @@ pub enum Engine {
 }
 
 /// What a fleet is made of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Size {
     /// Denoisers.
     pub denoisers: usize,
@@ -123,7 +123,7 @@ impl Fleet {
             &gateway_flags,
             folder.path(),
         );
-        let engine_flags = engine_flags(size.engine, folder.path());
+        let engine_flags = engine_flags(&size.engine, folder.path());
         let worker_flags: Vec<_> = bus_flags
             .map(str::to_owned)
             .into_iter()
@@ -330,13 +330,13 @@ fn write_faults(folder: &Path, rules: &[Rule]) {
 }
 
 /// A worker's flags for its engine; writes the table that they name.
-fn engine_flags(engine: Engine, folder: &Path) -> Vec<String> {
+fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
     let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
     match engine {
         Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
         Engine::Replay(table) => {
             let times = folder.join("times.json");
-            let table = serde_json::to_vec(&table).expect("a table is JSON");
+            let table = serde_json::to_vec(table).expect("a table is JSON");
             fs::write(&times, table).expect("the folder is ours");
             let faults = text(&folder.join(FAULTS));
             let flags = ["--engine", "replay", "--times", &text(&times), "--faults"];

@@ -6,9 +6,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use batching::{Action, BatchFormer, BatchLimits, Breaker, Event, Row};
+use batching::{Action, BatchFormer, BatchId, Breaker, Event, Limits, Row};
 use messaging::{Delivery, WorkQueue};
-use protocol::{JobId, OutputId, Subject, WorkerState};
+use protocol::{JobId, OutputId, PriorityClass, Subject, WorkerState};
 use service::{Health, RetryArgs, clock::unix_millis};
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -33,7 +33,7 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Parts<'a> {
     pub(crate) bench: Bench<'a>,
     pub(crate) engine: Arc<dyn PriorEngine>,
-    pub(crate) limits: BatchLimits,
+    pub(crate) limits: Limits,
     pub(crate) retry: RetryArgs,
     pub(crate) health: Health,
     pub(crate) tracker: TaskTracker,
@@ -56,6 +56,7 @@ impl ByClass {
 
 /// A batch on the engine.
 struct Running {
+    id: BatchId,
     outputs: Vec<OutputId>,
     started_at: u64,
     /// Of this batch alone.
@@ -85,7 +86,7 @@ struct BatchDied;
 impl<'a> Driver<'a> {
     pub(crate) fn new(parts: Parts<'a>) -> Self {
         Self {
-            former: BatchFormer::new(parts.limits),
+            former: BatchFormer::new(parts.limits.clone()),
             breaker: Breaker::new(parts.retry.failures_max),
             parts,
             held: HashMap::new(),
@@ -141,7 +142,9 @@ impl<'a> Driver<'a> {
     /// Not while a batch does not end although it was told to: the engine may hang, and another batcher may not.
     fn wants_more(&self) -> bool {
         let unneeded = |running: &Running| running.unneeded;
-        self.former.wants_more() && !self.running.as_ref().is_some_and(unneeded)
+        // The classes share a bound until each has a loop of its own.
+        let wanted = |class| self.former.wanted(class) > 0;
+        PriorityClass::ALL.into_iter().all(wanted) && !self.running.as_ref().is_some_and(unneeded)
     }
 
     fn show(&self, state: WorkerState) {
@@ -176,20 +179,24 @@ impl<'a> Driver<'a> {
     }
 
     fn apply(&mut self, event: Event) {
-        let mut event = Some(event);
-        while let Some(next) = event.take() {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
             self.wake_at = None;
-            match self.former.apply(next, Instant::now().into_std()) {
-                None => {}
-                Some(Action::WakeAt(at)) => self.wake_at = Some(Instant::from_std(at)),
-                Some(Action::Run(rows)) if !self.start(&rows) => event = Some(Event::Finished),
-                Some(Action::Run(_)) => {}
+            for action in self.former.apply(event, Instant::now().into_std()) {
+                match action {
+                    Action::WakeAt(at) => self.wake_at = Some(Instant::from_std(at)),
+                    Action::Run { batch, rows, .. } => {
+                        if !self.start(batch, &rows) {
+                            events.push(Event::Finished(batch));
+                        }
+                    }
+                }
             }
         }
     }
 
     /// Starts those of `rows` that still need it; says whether there were any.
-    fn start(&mut self, rows: &[Row]) -> bool {
+    fn start(&mut self, id: BatchId, rows: &[Row]) -> bool {
         let now = unix_millis();
         let needed = |row: &&Row| {
             let held = self.held.get(&row.output.job);
@@ -231,6 +238,7 @@ impl<'a> Driver<'a> {
         };
         self.parts.tracker.spawn(run.instrument(span));
         self.running = Some(Running {
+            id,
             outputs: rows.iter().map(|row| row.output).collect(),
             started_at: unix_millis(),
             stop,

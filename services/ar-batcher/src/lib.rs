@@ -17,7 +17,7 @@ pub mod srt;
 
 use std::{sync::Arc, time::Duration};
 
-use batching::BatchLimits;
+use batching::{Limits, Policy};
 use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
 use messaging::{Joining, Membership, ProvisionError};
@@ -138,6 +138,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let engine = engine.ok_or_else(|| Failure::Unusable("no AR engine".to_owned()))?;
 
     health.set_not_ready("waiting for the message broker");
+    let limits = limits(&args);
     let joining = Joining {
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
@@ -161,21 +162,12 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         return Ok(());
     };
     let member = joined.map_err(|error| Failure::failed(&error))?;
-    let consumers = &member.bus.topology().ar_consumers;
-    let queues = consumers
-        .iter()
-        .map(|spec| member.open(spec, &shutdown.tracker));
-    let queues = try_join_all(queues).await;
-    let queues = queues.map_err(|error| Failure::failed(&error))?;
+    let queues = open_queues(&member, shutdown).await?;
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
-    let limits = BatchLimits {
-        slots_max: usize::from(args.batch_slots_max),
-        delay: Duration::from_millis(args.batch_delay_ms),
-    };
     let parts = Parts {
         bench: Bench {
             member: &member,
@@ -189,12 +181,30 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
     };
-    let outcome = Driver::new(parts).run(ByClass(queues)).await;
+    let outcome = Driver::new(parts).run(queues).await;
     health.set_not_ready("stopping");
     member.leave();
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
+}
+
+async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass, Failure> {
+    let consumers = member.bus.topology().ar_consumers.iter();
+    let queues = consumers.map(|spec| member.open(spec, &shutdown.tracker));
+    let queues = try_join_all(queues).await;
+    Ok(ByClass(queues.map_err(|error| Failure::failed(&error))?))
+}
+
+fn limits(args: &Args) -> Limits {
+    let slots = usize::from(args.batch_slots_max);
+    Limits {
+        policy: Policy::Batched {
+            delay: Duration::from_millis(args.batch_delay_ms),
+        },
+        slots: vec![slots],
+        waiting_max: slots,
+    }
 }
 
 /// At least one engine.

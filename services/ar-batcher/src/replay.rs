@@ -1,11 +1,17 @@
-//! No model: batches that take their time, tokens that follow from the seed, failures from a script.
+//! No model: rows that take their time, tokens that follow from the seed, failures from a script.
+
+mod pace;
 
 use futures::future::BoxFuture;
 use protocol::{ErrorCode, ImageSize, JobError, PriorUsage};
-use replay::{CODEBOOK_SIZE, Fault, FaultStage, Faults, Rules, Times, prior_tokens};
+use replay::{
+    CODEBOOK_SIZE, Fault, FaultStage, Faults, Rules, Times, generated_tokens, prior_tokens,
+};
 use service::{DeviceThread, ReplayArgs, exit::Failure};
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use self::pace::Pace;
 
 use crate::engine::{
     BatchProgress, EngineError, Prior, PriorBatch, PriorEngine, PriorRow, RowOutcome,
@@ -14,13 +20,9 @@ use crate::engine::{
 /// What a replay engine calls its model.
 pub const REVISION: &str = "replay";
 
-/// How often a batch tells its progress and hears a stop: a real one does at every token, of which the smallest has
-/// some hundred.
-const TICKS: u32 = 20;
-
 /// Writes by table.
 pub struct ReplayEngine {
-    times: Times,
+    pace: Pace,
     faults: Faults,
     /// Works for nobody: it is there to die or to hang as the script wants it.
     device: DeviceThread<()>,
@@ -39,7 +41,7 @@ impl ReplayEngine {
     async fn start(times: Times, faults: Faults) -> Result<Self, Failure> {
         let device = DeviceThread::start("device", || Ok(())).await;
         Ok(Self {
-            times,
+            pace: Pace::start(times),
             faults,
             device: device.map_err(|error| Failure::failed(&error))??,
         })
@@ -61,9 +63,9 @@ impl PriorEngine for ReplayEngine {
         progress: watch::Sender<BatchProgress>,
         stop: CancellationToken,
     ) -> BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>> {
+        let tokens = generated_tokens(batch.size);
         // Now and not when the future is polled: a real device starts at once.
-        let started_at = Instant::now();
-        let took = self.times.ar_batch(batch.rows.len());
+        let mut seat = self.pace.join(batch.rows.len(), tokens, progress);
         let rules = self.faults.rules();
         let fatal = rules.as_ref().ok().and_then(|rules| fatal(rules, &batch));
         let device = self.device.clone();
@@ -73,18 +75,9 @@ impl PriorEngine for ReplayEngine {
                 let done = device.call(move |()| fault.enact()).await;
                 done.map_err(|error| EngineError::Gone(error.into()))?;
             }
-            for tick in 1..=TICKS {
-                // From the start: a timer's rounding must not add up.
-                let at = started_at + took * tick / TICKS;
-                stop.run_until_cancelled(tokio::time::sleep_until(at))
-                    .await
-                    .ok_or(EngineError::Stopped)?;
-                let tokens_max = generated_tokens(batch.size);
-                progress.send_replace(BatchProgress {
-                    tokens: tokens_max * tick / TICKS,
-                    tokens_max,
-                });
-            }
+            stop.run_until_cancelled(seat.landed())
+                .await
+                .ok_or(EngineError::Stopped)?;
             Ok(match rules {
                 Ok(rules) => outcomes(&rules, &batch),
                 Err(error) => {
@@ -129,21 +122,18 @@ fn prior(row: &PriorRow, size: ImageSize) -> Prior {
     }
 }
 
-/// The large grid and an end token; there is no preview.
-fn generated_tokens(size: ImageSize) -> u32 {
-    let (rows, columns) = size.prior_grid();
-    u32::from(rows) * u32::from(columns) + 1
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use protocol::{JobId, OutputIndex, Seed};
     use replay::{ArTimes, DenoiseTimes, Table};
     use tempfile::TempDir;
 
     use super::*;
+
+    /// Of a picture of 64x96: a preview of 19 x 13, the grid of 3 x 2, and the last one.
+    const TOKENS: u32 = 254;
 
     fn batch(prompts: &[&str]) -> PriorBatch {
         let row = |(seed, prompt): (u64, &&str)| PriorRow {
@@ -157,16 +147,13 @@ mod tests {
         }
     }
 
-    /// 2 ms a batch and 1 ms a row, with a script.
+    /// 2 ms and 1 ms a row, with a script.
     async fn engine(script: &str) -> (ReplayEngine, TempDir) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("faults.json");
         std::fs::write(&file, script).expect("a writable folder");
         let table = Table {
-            ar: ArTimes {
-                batch_ms: 2.0,
-                row_ms: 1.0,
-            },
+            ar: ArTimes::new(&[(1, 3.0), (2, 4.0)], TOKENS),
             denoise: DenoiseTimes {
                 step_ms: 0.0,
                 decode_ms: 0.0,
@@ -202,8 +189,8 @@ mod tests {
             assert_eq!(outcomes.await.expect("no fault").len(), rows);
             assert!(started_at.elapsed() >= Duration::from_millis(ms), "{rows}");
             let whole = BatchProgress {
-                tokens: 7,
-                tokens_max: 7,
+                tokens: TOKENS,
+                tokens_max: TOKENS,
             };
             assert_eq!(*progress.borrow(), whole);
         }

@@ -1,6 +1,10 @@
 //! A request in the batcher's hands: taken when its message comes, settled when each of its outputs is on its way.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use batching::Row;
 use messaging::{EndWatch, Lease};
@@ -8,6 +12,8 @@ use protocol::{
     ArJob, CurrentWork, DenoiseJob, OutputId, OutputIndex, OutputRequest, PriorityClass,
     UnixMillis, topology::in_time,
 };
+
+use service::clock::unix_millis;
 
 use crate::engine::{Prior, PriorRow};
 
@@ -68,14 +74,18 @@ impl Held {
     /// The rows to run.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let runs = self.open.iter().filter(|(_, output)| !output.parked);
-        runs.map(|(index, output)| self.row(*index, output.suspect))
+        let arrived = instant_of(self.job.accepted_at);
+        runs.map(|(index, output)| self.row(*index, arrived, output.suspect))
             .collect()
     }
 
-    fn row(&self, index: OutputIndex, alone: bool) -> Row {
+    fn row(&self, index: OutputIndex, arrived: Instant, alone: bool) -> Row {
         Row {
             output: self.job.job.output(index),
             size: self.job.size,
+            class: self.class,
+            arrived,
+            deadline: instant_of(self.job.deadline_at),
             alone,
         }
     }
@@ -167,10 +177,10 @@ impl Held {
         open.map(|index| self.job.job.output(*index)).collect()
     }
 
-    /// `output` failed once and runs alone from now on.
+    /// `output` failed once and runs alone from now on. It has had its turn, and waits anew.
     pub(crate) fn suspect(&mut self, output: OutputId) -> Option<Row> {
         self.open.get_mut(&output.index)?.suspect = true;
-        Some(self.row(output.index, true))
+        Some(self.row(output.index, now(), true))
     }
 
     /// `output` is left to another worker.
@@ -202,6 +212,22 @@ impl Held {
         } else {
             Rest::GiveBack
         }
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// A time of the wire on this process's clock.
+fn instant_of(at: UnixMillis) -> Instant {
+    let (wall, now) = (unix_millis(), now());
+    if at >= wall {
+        now + Duration::from_millis(at - wall)
+    } else {
+        let ago = Duration::from_millis(wall - at);
+        // A machine that started after the request came is not older than itself.
+        now.checked_sub(ago).unwrap_or(now)
     }
 }
 

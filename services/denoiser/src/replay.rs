@@ -1,6 +1,6 @@
 //! No model: steps that take their time, pictures that follow from the job, failures from a script.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use protocol::{DenoiseJob, ErrorCode, JobError, Progress, Stage};
 use replay::{Fault, FaultStage, Faults, ReplayError, Scene, Times, picture};
@@ -53,15 +53,19 @@ impl DenoiseEngine for ReplayEngine {
         self.suffer(&job.prompt).map_err(NotPainted::Failed)?;
         let steps = u32::from(job.denoise.steps());
         progress.send_replace(step_forward(job, Stage::Denoise, 0, steps));
+        // From the start: what a sleep oversleeps must not add up.
+        let started_at = Instant::now();
         for step in 1..=steps {
             if stop.is_cancelled() {
                 return Err(NotPainted::Stopped);
             }
-            occupy_device(self.times.step());
-            progress.send_replace(step_forward(job, Stage::Denoise, step, steps));
+            // Steps of no time are no news.
+            if !self.times.step().is_zero() {
+                occupy_device_until(started_at + self.times.step() * step);
+                progress.send_replace(step_forward(job, Stage::Denoise, step, steps));
+            }
         }
         let denoise_finished_at = unix_millis();
-        occupy_device(self.times.decode());
         let scene = Scene {
             prompt: &job.prompt,
             seed: job.seed,
@@ -70,6 +74,8 @@ impl DenoiseEngine for ReplayEngine {
             prior: &job.prior,
         };
         let bytes = picture(&scene).map_err(|error| NotPainted::Failed(failed(&error)))?;
+        // The decoder of a device would have made it meanwhile.
+        occupy_device_until(started_at + self.times.picture(job.denoise.steps()));
         progress.send_replace(step_forward(job, Stage::Decode, 1, 1));
         Ok(Painted {
             image: encoded(job, bytes)?,
@@ -79,7 +85,7 @@ impl DenoiseEngine for ReplayEngine {
 
     fn self_test(&self) -> Result<(), JobError> {
         self.suffer("")?;
-        occupy_device(self.times.step() + self.times.decode());
+        occupy_device_until(Instant::now() + self.times.picture(1));
         Ok(())
     }
 
@@ -93,8 +99,12 @@ impl DenoiseEngine for ReplayEngine {
     clippy::disallowed_methods,
     reason = "the device's own thread is busy, as it would be in a call of libtorch; no executor waits for it"
 )]
-fn occupy_device(time: Duration) {
-    std::thread::sleep(time);
+fn occupy_device_until(at: Instant) {
+    // Sleeping for no time still goes to the kernel and back.
+    let time = at.saturating_duration_since(Instant::now());
+    if !time.is_zero() {
+        std::thread::sleep(time);
+    }
 }
 
 fn failed(error: &(dyn std::error::Error + 'static)) -> JobError {
@@ -126,10 +136,7 @@ mod tests {
         let file = folder.path().join("faults.json");
         std::fs::write(&file, script).expect("a writable folder");
         let table = Table {
-            ar: ArTimes {
-                batch_ms: 0.0,
-                row_ms: 0.0,
-            },
+            ar: ArTimes::new(&[(1, 0.0)], 1),
             denoise: DenoiseTimes {
                 step_ms: 0.0,
                 decode_ms: 0.0,

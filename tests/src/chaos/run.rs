@@ -85,10 +85,7 @@ pub enum Logs {
 }
 
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 10.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 12.0), (2, 14.0)], 260),
     denoise: DenoiseTimes {
         step_ms: 5.0,
         decode_ms: 1.0,

@@ -87,7 +87,7 @@ impl Driver<'_> {
         }
         // Dropped leases go back to the queue at once.
         self.held.clear();
-        self.former = BatchFormer::new(self.parts.limits);
+        self.former = BatchFormer::new(self.parts.limits.clone());
         self.wake_at = None;
     }
 }

@@ -17,7 +17,7 @@ impl Driver<'_> {
     /// The next batch is on the device before this one's outputs are stored. When the broker takes longer than that
     /// batch, the engine waits: the back-pressure that keeps a batcher from running ahead of a full queue.
     pub(super) async fn finished(&mut self, ends: Vec<(OutputId, RowEnd)>) {
-        let Some(Running { started_at, .. }) = self.running.take() else {
+        let Some(Running { id, started_at, .. }) = self.running.take() else {
             return;
         };
         let times = BatchTimes {
@@ -26,7 +26,7 @@ impl Driver<'_> {
         };
         self.judge_engine(&ends);
         self.unsettled = ends.iter().map(|(output, _)| *output).collect();
-        self.apply(Event::Finished);
+        self.apply(Event::Finished(id));
         for (output, end) in ends {
             self.settle(output, end, times).await;
             self.unsettled.retain(|unsettled| *unsettled != output);
