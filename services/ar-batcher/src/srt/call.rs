@@ -45,8 +45,8 @@ impl Caller<'_> {
         if let CallError::Stopped = error {
             return Err(EngineError::Stopped);
         }
-        if rows.len() == 1 || !error.may_be_one_rows() {
-            return Ok(rows.iter().map(|_| Err(self.failed(&error))).collect());
+        if rows.len() == 1 {
+            return Ok(vec![Err(self.failed(&error))]);
         }
         tracing::warn!(%url, rows = rows.len(), error = chain(&error), "call failed, running its rows alone");
         let alone = rows.iter().map(|row| self.alone(row));

@@ -84,19 +84,6 @@ impl CallError {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Full(_))
     }
-
-    /// Whether the server lives, so that it can tell the rows apart when it is asked for each alone. A lost
-    /// connection may be a server that a row has killed, and would kill again.
-    pub(crate) fn may_be_one_rows(&self) -> bool {
-        match self {
-            Self::Stopped | Self::Unreachable(_) | Self::Full(_) | Self::Lost(_) => false,
-            Self::TimedOut(_)
-            | Self::Status { .. }
-            | Self::TooLarge(_)
-            | Self::NoList(_)
-            | Self::WrongLength(_) => true,
-        }
-    }
 }
 
 /// A server. Connections are kept between calls; as many as there are calls at once.
