@@ -16,5 +16,6 @@ mod peer_faults;
 mod picture;
 mod replay;
 mod rolling;
+mod srt;
 mod up;
 mod worker_loss;

@@ -28,6 +28,15 @@ pub enum Engine {
     TinyModel,
     /// The replay engines with these times, and with the faults of [`Fleet::script`].
     Replay(Table),
+    /// As [`Engine::Replay`], but the AR-batcher asks SRT servers and tokenizes with the tiny checkpoint.
+    Srt {
+        /// Their URLs.
+        urls: Vec<String>,
+        /// Of the denoisers.
+        table: Table,
+        /// Of the AR-batcher besides.
+        flags: &'static [&'static str],
+    },
 }
 
 /// What a fleet is made of.
@@ -66,6 +75,7 @@ pub struct Fleet {
     /// The gateway's process.
     pub gateway_process: Process,
     worker_flags: Vec<String>,
+    ar_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
 }
@@ -123,17 +133,19 @@ impl Fleet {
             &gateway_flags,
             folder.path(),
         );
-        let engine_flags = engine_flags(&size.engine, folder.path());
-        let worker_flags: Vec<_> = bus_flags
-            .map(str::to_owned)
-            .into_iter()
-            .chain(engine_flags)
-            .chain(flags.iter().map(ToString::to_string))
-            .collect();
-        let worker = |program, name: &str| worker(program, name, &worker_flags, &folder);
-        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher");
+        let all_flags = |engine: Vec<String>| -> Vec<String> {
+            let common = bus_flags.iter().chain(flags).map(ToString::to_string);
+            common.chain(engine).collect()
+        };
+        let worker_flags = all_flags(engine_flags(&size.engine, folder.path()));
+        let ar_flags = match ar_engine_flags(&size.engine) {
+            Some(own) => all_flags(own),
+            None => worker_flags.clone(),
+        };
+        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
+        let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
-            .map(|i| worker("fresco-denoiser", &format!("denoiser-{i}")))
+            .map(|i| denoiser(&format!("denoiser-{i}")))
             .collect();
 
         let address = until("the gateway listens", || async {
@@ -150,6 +162,7 @@ impl Fleet {
             ar_batcher,
             gateway_process,
             worker_flags,
+            ar_flags,
             folder,
         };
         fleet.until_idle(size.denoisers).await;
@@ -205,12 +218,12 @@ impl Fleet {
 
     /// Starts one more worker of the fleet's kind, for a test to keep.
     pub fn start_worker(&self, role: Role, name: &str) -> Process {
-        let program = match role {
-            Role::ArBatcher => "fresco-ar-batcher",
-            Role::Denoiser => "fresco-denoiser",
+        let (program, flags) = match role {
+            Role::ArBatcher => ("fresco-ar-batcher", &self.ar_flags),
+            Role::Denoiser => ("fresco-denoiser", &self.worker_flags),
             Role::Gateway | Role::Operator => panic!("{role} is no worker"),
         };
-        worker(program, name, &self.worker_flags, &self.folder)
+        worker(program, name, flags, &self.folder)
     }
 
     /// Waits until both queues are empty: nothing waits and nothing is held.
@@ -225,7 +238,7 @@ impl Fleet {
 
     /// Starts another AR-batcher in the place of one that is gone.
     pub fn replace_ar_batcher(&mut self) {
-        let flags = &self.worker_flags;
+        let flags = &self.ar_flags;
         self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", flags, &self.folder);
     }
 
@@ -291,6 +304,18 @@ impl Fleet {
         .await
     }
 
+    /// What `/readyz` of the AR-batcher says, and whether it is ready.
+    pub async fn ar_readiness(&self) -> Option<(bool, String)> {
+        let workers = self.bus.workers().await.ok()?;
+        let process = self.ar_batcher.id();
+        let address = workers
+            .iter()
+            .find(|worker| worker.process == process)?
+            .health_address?;
+        let (status, text) = http::text(&format!("http://{address}/readyz")).await?;
+        Some((status.is_success(), text))
+    }
+
     /// The sum of a counter over the workers of `role` that are alive.
     pub async fn counter(&self, role: Role, name: &str) -> u64 {
         self.counter_by_worker(role, name).await.iter().sum()
@@ -334,7 +359,7 @@ fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
     let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
     match engine {
         Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
-        Engine::Replay(table) => {
+        Engine::Replay(table) | Engine::Srt { table, .. } => {
             let times = folder.join("times.json");
             let table = serde_json::to_vec(table).expect("a table is JSON");
             fs::write(&times, table).expect("the folder is ours");
@@ -347,6 +372,17 @@ fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
                 .collect()
         }
     }
+}
+
+/// The AR-batcher's flags, where its engine is another one than the denoisers'.
+fn ar_engine_flags(engine: &Engine) -> Option<Vec<String>> {
+    let Engine::Srt { urls, flags, .. } = engine else {
+        return None;
+    };
+    let (urls, model) = (urls.join(","), tiny_model());
+    let model = model.to_str().expect("paths of tests are text");
+    let own = ["--engine", "srt", "--srt-url", &urls, "--model", model];
+    Some(own.iter().chain(*flags).map(ToString::to_string).collect())
 }
 
 fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
