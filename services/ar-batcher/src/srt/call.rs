@@ -71,7 +71,10 @@ impl Caller<'_> {
                 Ok(outcomes) => return Ok(outcomes),
                 Err(error) => error,
             };
-            let pause = pauses.next().filter(|_| error.may_pass());
+            // Several rows that the server failed at are better asked for one by one than once more together.
+            let is_worth_it =
+                error.may_pass() && (rows.len() == 1 || !matches!(error, CallError::Status { .. }));
+            let pause = pauses.next().filter(|_| is_worth_it);
             if let CallError::Lost(_) | CallError::Status { .. } = error {
                 arrived = Some(error);
             } else if pause.is_none() {
