@@ -11,7 +11,7 @@ use std::{
 
 use integration::{
     api::{Api, IN_BACKGROUND, first_output},
-    fleet::{Fleet, until},
+    fleet::{BATCHED, Fleet, until},
 };
 use nix::sys::signal::Signal;
 use protocol::Role;
@@ -100,7 +100,7 @@ async fn job_in(fleet: &Fleet, api: &Api, state: &str) -> (String, Option<(Strin
 
 #[tokio::test]
 async fn a_job_is_cancelled_in_every_state_and_its_worker_is_free_within_a_step_a64_a69() {
-    let fleet = Fleet::replay(1, SLOW).await;
+    let fleet = Fleet::replay_writing(1, SLOW, BATCHED).await;
     fleet.script(&[Rule {
         prompt_contains: "poison".into(),
         stage: FaultStage::Prior,

@@ -54,6 +54,7 @@ async fn a_deadline_fires_on_time_although_every_worker_is_stuck_and_nobody_does
         denoisers: 2,
         ack_wait: Duration::from_secs(3),
         engine: Engine::Replay(QUICK),
+        ..Size::default()
     })
     .await;
     let api = Api::new(&fleet.gateway);

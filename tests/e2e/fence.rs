@@ -33,6 +33,7 @@ async fn a_worker_that_was_frozen_in_its_only_step_is_second_once_and_works_on()
         denoisers: 2,
         ack_wait: ACK_WAIT,
         engine: Engine::Replay(TABLE),
+        ..Size::default()
     })
     .await;
     let painted = async || {

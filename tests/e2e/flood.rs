@@ -169,6 +169,7 @@ async fn twenty_thousand_requests_are_told_the_truth_and_the_gateway_does_not_gr
         denoisers: 2,
         ack_wait: Duration::from_secs(3),
         engine: Engine::Replay(SLOW),
+        ..Size::default()
     })
     .await;
     // It would be told that half of the places are its own.

@@ -38,6 +38,7 @@ async fn fleet() -> Fleet {
         denoisers: 2,
         ack_wait: Duration::from_secs(3),
         engine: Engine::Replay(TABLE),
+        ..Size::default()
     })
     .await
 }

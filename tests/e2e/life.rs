@@ -295,7 +295,7 @@ async fn a_cancelled_row_is_withdrawn_and_a_batch_of_cancelled_rows_is_stopped_a
         ar: ArTimes::new(&[(1, 4_000.0)], 258),
         ..QUICK
     };
-    let fleet = Fleet::replay(1, slow_ar).await;
+    let fleet = Fleet::replay_writing(1, slow_ar, &["--slots-max", "1"]).await;
     let mut running = in_background(&fleet, vec![request("runs", 1)]);
     fleet.until_ar_runs().await;
     let waiting = in_background(&fleet, vec![request("waits", 1)]);

@@ -17,5 +17,6 @@ mod picture;
 mod replay;
 mod rolling;
 mod srt;
+mod stages;
 mod up;
 mod worker_loss;

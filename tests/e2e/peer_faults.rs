@@ -14,7 +14,7 @@ use std::{
 use integration::{
     api::{Api, first_output},
     binary,
-    fleet::{Fleet, until},
+    fleet::{BATCHED, Fleet, until},
     process::Process,
     root,
 };
@@ -280,7 +280,7 @@ async fn a49_every_request_of_concurrent_clients_succeeds() {
         ar: ArTimes::new(&[(1, 301.0), (2, 302.0)], 258),
         ..QUICK
     };
-    let fleet = Fleet::replay(4, slow_ar).await;
+    let fleet = Fleet::replay_writing(4, slow_ar, BATCHED).await;
     let client = |i: usize| {
         let api = Api::new(&fleet.gateway);
         async move {

@@ -42,6 +42,7 @@ async fn fleet() -> Fleet {
         denoisers: 3,
         ack_wait: Duration::from_secs(3),
         engine: Engine::Replay(TABLE),
+        ..Size::default()
     })
     .await
 }

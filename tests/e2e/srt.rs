@@ -43,12 +43,12 @@ async fn fleet(servers: &[&FakeSrt]) -> Fleet {
     let engine = Engine::Srt {
         urls: servers.iter().map(|server| server.url()).collect(),
         table: table(INSTANT),
-        // No quarantine: who fails here is meant to.
-        flags: &["--srt-timeout-s", "2", "--failures-max", "1000"],
     };
     let size = Size {
         ack_wait: REPLAY_ACK_WAIT,
         engine,
+        // No quarantine: who fails here is meant to.
+        ar_flags: &["--srt-timeout-s", "2", "--failures-max", "1000"],
         ..Size::default()
     };
     Fleet::start(size).await

@@ -34,8 +34,6 @@ pub enum Engine {
         urls: Vec<String>,
         /// Of the denoisers.
         table: Table,
-        /// Of the AR-batcher besides.
-        flags: &'static [&'static str],
     },
 }
 
@@ -48,7 +46,12 @@ pub struct Size {
     pub ack_wait: Duration,
     /// Of every worker.
     pub engine: Engine,
+    /// Flags of the AR-batcher besides.
+    pub ar_flags: &'static [&'static str],
 }
+
+/// Flags of an AR-batcher whose rows run together, as those of a native one do.
+pub const BATCHED: &[&str] = &["--admission", "batched"];
 
 impl Default for Size {
     fn default() -> Self {
@@ -56,6 +59,7 @@ impl Default for Size {
             denoisers: 2,
             ack_wait: ACK_WAIT,
             engine: Engine::TinyModel,
+            ar_flags: &[],
         }
     }
 }
@@ -95,12 +99,30 @@ impl Fleet {
         Self::replay_with(denoisers, table, &[]).await
     }
 
+    /// The same with these flags for the AR-batcher besides.
+    pub async fn replay_writing(
+        denoisers: usize,
+        table: Table,
+        ar_flags: &'static [&'static str],
+    ) -> Self {
+        let size = Size {
+            denoisers,
+            ack_wait: REPLAY_ACK_WAIT,
+            engine: Engine::Replay(table),
+            ar_flags,
+        };
+        let fleet = Self::start(size).await;
+        fleet.script(&[]);
+        fleet
+    }
+
     /// The same with these flags for every worker besides.
     pub async fn replay_with(denoisers: usize, table: Table, flags: &[&str]) -> Self {
         let size = Size {
             denoisers,
             ack_wait: REPLAY_ACK_WAIT,
             engine: Engine::Replay(table),
+            ..Size::default()
         };
         let fleet = Self::start_with(size, flags).await;
         fleet.script(&[]);
@@ -138,10 +160,11 @@ impl Fleet {
             common.chain(engine).collect()
         };
         let worker_flags = all_flags(engine_flags(&size.engine, folder.path()));
-        let ar_flags = match ar_engine_flags(&size.engine) {
+        let mut ar_flags = match ar_engine_flags(&size.engine) {
             Some(own) => all_flags(own),
             None => worker_flags.clone(),
         };
+        ar_flags.extend(size.ar_flags.iter().map(ToString::to_string));
         let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
         let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
@@ -376,13 +399,13 @@ fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
 
 /// The AR-batcher's flags, where its engine is another one than the denoisers'.
 fn ar_engine_flags(engine: &Engine) -> Option<Vec<String>> {
-    let Engine::Srt { urls, flags, .. } = engine else {
+    let Engine::Srt { urls, .. } = engine else {
         return None;
     };
     let (urls, model) = (urls.join(","), tiny_model());
     let model = model.to_str().expect("paths of tests are text");
     let own = ["--engine", "srt", "--srt-url", &urls, "--model", model];
-    Some(own.iter().chain(*flags).map(ToString::to_string).collect())
+    Some(own.map(str::to_owned).to_vec())
 }
 
 fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {

@@ -1,53 +1,53 @@
-//! A message becomes a held request, or ends here.
+//! A message becomes a held request, or ends here. Run in a task: the driver waits for no broker.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, sync::Arc};
 
 use batching::{Others, Start, may_start};
-use futures::future::{join_all, try_join_all};
-use messaging::{BusError, Delivery, Lease};
+use futures::future::try_join_all;
+use messaging::{BusError, Delivery, KnownLife, Lease};
 use protocol::{
-    ArJob, ErrorCode, JobError, JobId, LifeEvent, OutputIndex, OutputLife, OutputRequest,
-    OutputState, PriorityClass, Subject, UnixMillis, WorkStage, WorkerId, decode,
-    topology::in_time,
+    ArJob, ErrorCode, JobError, JobId, OutputIndex, OutputLife, OutputRequest, OutputState,
+    PriorityClass, UnixMillis, WorkStage, WorkerId, decode, topology::in_time,
 };
 use service::{clock::unix_millis, exit::chain};
 
 use crate::{
     bench::Bench,
-    request::{Held, OpenOutput},
+    request::{Doing, Held, OpenOutput, Request, Rest},
     settle::{self, REST},
 };
 
 /// The request to hold, or `None` when the message needed no engine and is settled.
-pub(crate) async fn admit(bench: &Bench<'_>, delivery: Delivery) -> Option<(JobId, Held)> {
-    let Delivery {
-        subject,
-        payload,
-        lease,
-        ..
-    } = delivery;
-    let Subject::Ar(class, id) = subject else {
-        tracing::error!(%subject, "message under a subject of another queue");
-        lease.term("not an AR subject");
-        return None;
-    };
+pub(crate) async fn admit(
+    bench: &Bench,
+    class: PriorityClass,
+    id: JobId,
+    delivery: Delivery,
+) -> Option<Held> {
+    let Delivery { payload, lease, .. } = delivery;
     let job = match read(id, &payload) {
         Ok(job) => job,
         Err(error) => return refuse_unreadable(bench, id, error, lease).await,
     };
     if !in_time(job.deadline_at, unix_millis()) {
-        end_all(
-            bench,
-            id,
-            &job.outputs,
-            job.accepted_at,
-            &settle::too_late(),
-        )
-        .await;
+        let late = settle::too_late();
+        end_all(bench, id, &job.outputs, job.accepted_at, &late).await;
         lease.ack().await;
         return None;
     }
-    hold(bench, job, class, lease).await
+    let held = hold(bench, Arc::new(Request::new(job, class)), lease).await?;
+    close_unless_kept(held).await
+}
+
+/// Lets the message go when nothing of it is left here.
+async fn close_unless_kept(held: Held) -> Option<Held> {
+    match held.rest() {
+        Rest::Keep => return Some(held),
+        Rest::Ack => held.lease.ack().await,
+        Rest::GiveBack => held.lease.nak(Some(REST)),
+        Rest::LetGo => held.lease.abandon(),
+    }
+    None
 }
 
 fn read(id: JobId, payload: &[u8]) -> Result<ArJob, JobError> {
@@ -66,9 +66,7 @@ fn read(id: JobId, payload: &[u8]) -> Result<ArJob, JobError> {
 /// What becomes of one output of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    Run {
-        alone: bool,
-    },
+    Run,
     /// It has a result, or its denoise message is stored.
     Skip,
     PassOn,
@@ -85,9 +83,7 @@ fn judge(ended: bool, life: &OutputLife, rule: &Rule<'_>) -> Verdict {
     }
     let stage = WorkStage::Prior;
     match may_start(life, stage, rule.worker, rule.others, rule.attempts_max) {
-        Start::Go => Verdict::Run {
-            alone: life.counted(stage).next().is_some(),
-        },
+        Start::Go => Verdict::Run,
         Start::PassOn => Verdict::PassOn,
         Start::GiveUp => Verdict::GiveUp,
     }
@@ -101,110 +97,90 @@ struct Rule<'a> {
 }
 
 /// Holds the outputs that have no answer yet: a redelivered request may have been worked on before.
-async fn hold(
-    bench: &Bench<'_>,
-    job: ArJob,
-    class: PriorityClass,
-    lease: Lease,
-) -> Option<(JobId, Held)> {
-    let id = job.job;
+async fn hold(bench: &Bench, request: Arc<Request>, lease: Lease) -> Option<Held> {
     // Watched before it is looked up: an end in between is not missed.
-    let mut open: BTreeMap<OutputIndex, OpenOutput> = job
-        .outputs
-        .iter()
-        .map(|output| {
-            let watch = bench.member.ends.watch(id.output(output.index));
-            let (suspect, parked) = (false, false);
-            (
-                output.index,
-                OpenOutput {
-                    watch,
-                    suspect,
-                    parked,
-                },
-            )
-        })
+    let mut watches: BTreeMap<OutputIndex, _> = request
+        .outputs()
+        .map(|output| (output.index, bench.member.ends.watch(output)))
         .collect();
-    let lives = match look(bench, &job).await {
+    let lives = match look(bench, &request).await {
         Ok(lives) => lives,
         Err(error) => {
             // A bus that does not answer says nothing about the outputs: the request comes again.
-            tracing::warn!(job = %id, error = %chain(&error), "message broker does not answer, giving the request back");
+            tracing::warn!(job = %request.id(), error = %chain(&error), "message broker does not answer, giving the request back");
             lease.nak(Some(REST));
             return None;
         }
     };
-    let mut dead = Vec::new();
-    for (life, verdict) in lives {
-        let index = life.output.index;
-        match verdict {
-            Verdict::Run { alone } => {
-                if let Some(open) = open.get_mut(&index) {
-                    open.suspect = alone;
-                }
+    let (mut open, mut dead) = (BTreeMap::new(), Vec::new());
+    for Looked {
+        known,
+        life,
+        verdict,
+    } in lives
+    {
+        let index = known.output().index;
+        let doing = match verdict {
+            Verdict::Run => Doing::Waiting { told: false },
+            Verdict::PassOn => Doing::Parked,
+            Verdict::Skip => continue,
+            Verdict::GiveUp => {
+                dead.push(life);
+                continue;
             }
-            Verdict::PassOn => {
-                if let Some(open) = open.get_mut(&index) {
-                    open.parked = true;
-                }
-            }
-            Verdict::Skip => drop(open.remove(&index)),
-            Verdict::GiveUp => dead.push(life),
+        };
+        if let Some(watch) = watches.remove(&index) {
+            let suspect = bench.is_suspect(&life);
+            let output = OpenOutput {
+                watch,
+                known,
+                suspect,
+                doing,
+            };
+            open.insert(index, output);
         }
     }
-    let mut held = Held::new(job, open, class, lease, unix_millis());
     for life in dead {
-        bench.give_up(&mut held, life).await;
+        bench.give_up(&request, life).await;
     }
-    enter(bench, &mut held).await;
-    bench.keep(held).await.map(|held| (id, held))
+    Some(Held::new(request, open, lease))
 }
 
-/// The life of each output and what follows from it.
-async fn look(bench: &Bench<'_>, job: &ArJob) -> Result<Vec<(OutputLife, Verdict)>, BusError> {
+/// What is known of an output.
+struct Looked {
+    known: KnownLife,
+    life: OutputLife,
+    verdict: Verdict,
+}
+
+/// The life of each output and what follows from it. An end that the copy which answers has not heard of yet is told by
+/// its watch.
+async fn look(bench: &Bench, request: &Request) -> Result<Vec<Looked>, BusError> {
     let bus = &bench.member.bus;
-    let life = async |output: &OutputRequest| {
-        let output = job.job.output(output.index);
-        let life = bus.life(output).await?;
-        Ok(life.unwrap_or_else(|| OutputLife::queued(output, job.accepted_at)))
-    };
-    let (ended, lives): (BTreeSet<OutputIndex>, Vec<OutputLife>) = tokio::try_join!(
-        bus.ended_outputs(job.job),
-        try_join_all(job.outputs.iter().map(life))
-    )?;
+    let output = async |output| tokio::try_join!(bus.has_result(output), bus.known_life(output));
+    let found = try_join_all(request.outputs().map(output)).await?;
+    let accepted_at = request.accepted_at();
+    let lives: Vec<OutputLife> = found
+        .iter()
+        .map(|(_, known)| known.life(accepted_at))
+        .collect();
     let rule = Rule {
         worker: &bench.member.id,
         others: bench.others_if_tried(&lives).await?,
         attempts_max: bench.attempts_max,
     };
-    let judged = lives.into_iter().map(|life| {
-        let verdict = judge(ended.contains(&life.output.index), &life, &rule);
-        (life, verdict)
+    let looked = found.into_iter().zip(lives);
+    let looked = looked.map(|((ended, known), life)| Looked {
+        verdict: judge(ended, &life, &rule),
+        known,
+        life,
     });
-    Ok(judged.collect())
-}
-
-/// Writes down that the outputs are held here. One that somebody fanned out in between is none of ours.
-async fn enter(bench: &Bench<'_>, held: &mut Held) {
-    let outputs = held.open();
-    let entered = join_all(
-        outputs
-            .iter()
-            .map(|output| bench.advance(*output, LifeEvent::Admitted)),
-    );
-    for (output, entered) in outputs.iter().zip(entered.await) {
-        match entered {
-            Ok(true) => {}
-            Ok(false) => held.settle(*output),
-            // The start of its batch is written down again before it runs.
-            Err(error) => tracing::debug!(%output, %error, "life is not moved on"),
-        }
-    }
+    Ok(looked.collect())
 }
 
 /// Ends a request whose message cannot be read: the record written beside it says which outputs it has.
 async fn refuse_unreadable<T>(
-    bench: &Bench<'_>,
+    bench: &Bench,
     id: JobId,
     error: JobError,
     lease: Lease,
@@ -224,7 +200,7 @@ async fn refuse_unreadable<T>(
 
 /// Ends each of a request's outputs with `error`.
 async fn end_all(
-    bench: &Bench<'_>,
+    bench: &Bench,
     job: JobId,
     outputs: &[OutputRequest],
     accepted_at: UnixMillis,
@@ -249,7 +225,7 @@ mod tests {
             others: Others::Some,
             attempts_max: 3,
         };
-        let run = Verdict::Run { alone: false };
+        let run = Verdict::Run;
         let table = [
             (Queued, false, run),
             (ArWaiting, false, run),
@@ -267,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_whose_batcher_vanished_runs_alone() {
+    fn an_output_whose_batchers_vanished_is_given_up_in_the_end() {
         let worker = "a".parse().expect("allowed characters");
         let rule = Rule {
             worker: &worker,
@@ -275,8 +251,8 @@ mod tests {
             attempts_max: 2,
         };
         let mut life = OutputLife::queued(JobId::from_u128(1).output(OutputIndex::FIRST), 0);
-        for (batcher, expected) in [("b", Verdict::Run { alone: true }), ("c", Verdict::GiveUp)] {
-            let started = LifeEvent::Started {
+        for (batcher, expected) in [("b", Verdict::Run), ("c", Verdict::GiveUp)] {
+            let started = protocol::LifeEvent::Started {
                 stage: WorkStage::Prior,
                 worker: batcher.parse().expect("allowed characters"),
             };

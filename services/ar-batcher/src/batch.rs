@@ -1,25 +1,29 @@
-//! One batch on the engine, as a task of its own: it runs on while the driver stores the last one's outputs.
+//! One call of the engine, as a task of its own.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use batching::BatchId;
 use futures::future::join_all;
-use messaging::Bus;
-use protocol::{LifeEvent, OutputId, Progress, Stage, WorkStage, WorkerId};
-use service::clock::unix_millis;
+use messaging::{Bus, KnownLife};
+use protocol::{ImageSize, LifeEvent, OutputId, Progress, Stage, WorkStage};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, RowOutcome, checked};
+use crate::{
+    bench::Bench,
+    engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome, checked},
+};
 
 /// Between two progress messages of a batch: a person's eye follows no more.
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 
 /// A batch to run.
 pub(crate) struct Batch {
-    pub(crate) bus: Bus,
+    pub(crate) bench: Arc<Bench>,
+    pub(crate) id: BatchId,
     pub(crate) engine: Arc<dyn PriorEngine>,
-    pub(crate) worker: WorkerId,
-    pub(crate) batch: PriorBatch,
+    pub(crate) size: ImageSize,
+    pub(crate) rows: Vec<(PriorRow, KnownLife)>,
     pub(crate) stop: CancellationToken,
     /// How long the engine may say nothing.
     pub(crate) stall_max: Duration,
@@ -30,6 +34,24 @@ pub(crate) struct Batch {
 #[error("no progress for {} s", .0.as_secs_f64())]
 struct Stalled(Duration);
 
+/// What became of a batch.
+pub(crate) struct BatchEnd {
+    pub(crate) id: BatchId,
+    pub(crate) how: How,
+    pub(crate) rows: Vec<(KnownLife, RowEnd)>,
+}
+
+/// How a batch ended.
+#[derive(Debug)]
+pub(crate) enum How {
+    /// Its rows say more.
+    Ran,
+    /// The engine took none of it now. Rows that would have run read [`RowEnd::Stopped`], and are signed off.
+    Full,
+    /// The engine will never take anything any more.
+    Gone(EngineError),
+}
+
 /// What became of a row.
 pub(crate) enum RowEnd {
     /// It ran.
@@ -38,58 +60,129 @@ pub(crate) enum RowEnd {
     Refused,
     /// It did not run: its start could not be written down.
     Unrecorded,
+    /// It did not run to its end, for no fault of its own.
+    Stopped,
 }
 
 impl Batch {
     /// Writes the rows' starts down, then runs them: an output that takes its batcher down must have left a trace
     /// before it does.
-    pub(crate) async fn run(self) -> Result<Vec<(OutputId, RowEnd)>, EngineError> {
+    pub(crate) async fn run(self) -> BatchEnd {
         let Self {
-            bus,
+            bench,
+            id,
             engine,
-            worker,
-            batch: PriorBatch { size, rows },
+            size,
+            rows,
             stop,
             stall_max,
         } = self;
-        let started = join_all(rows.iter().map(|row| {
-            let (stage, worker) = (WorkStage::Prior, worker.clone());
-            let event = LifeEvent::Started { stage, worker };
-            bus.advance(row.output, event, unix_millis())
-        }))
-        .await;
-        let (mut ends, mut run) = (Vec::new(), Vec::new());
-        for (row, started) in rows.into_iter().zip(started) {
-            match started {
-                Ok(Ok(_)) => run.push(row),
-                Ok(Err(_)) => ends.push((row.output, RowEnd::Refused)),
-                Err(error) => {
-                    tracing::warn!(output = %row.output, %error, "start is not written down");
-                    ends.push((row.output, RowEnd::Unrecorded));
-                }
+        let (rows, mut ends) = start(&bench, rows).await;
+        let (rows, lives): (Vec<PriorRow>, Vec<KnownLife>) = rows.into_iter().unzip();
+        let end = |how, rows| BatchEnd { id, how, rows };
+        if rows.is_empty() {
+            return end(How::Ran, ends);
+        }
+        let call = Call {
+            engine,
+            batch: PriorBatch { size, rows },
+            stop,
+            stall_max,
+        };
+        let stopped = |known| (known, RowEnd::Stopped);
+        match call.run(&bench.member.bus).await {
+            Ok(outcomes) => {
+                let outcomes = outcomes.into_iter().map(RowEnd::Ran);
+                ends.extend(lives.into_iter().zip(outcomes));
+                end(How::Ran, ends)
+            }
+            Err(EngineError::Stopped) => {
+                ends.extend(lives.into_iter().map(stopped));
+                end(How::Ran, ends)
+            }
+            Err(EngineError::Full) => {
+                let signed_off = sign_off(&bench, lives).await;
+                ends.extend(signed_off.into_iter().map(stopped));
+                end(How::Full, ends)
+            }
+            Err(error) => end(How::Gone(error), ends),
+        }
+    }
+}
+
+/// Writes the starts down. The rows to run, and the ends of the others.
+async fn start(
+    bench: &Bench,
+    rows: Vec<(PriorRow, KnownLife)>,
+) -> (Vec<(PriorRow, KnownLife)>, Vec<(KnownLife, RowEnd)>) {
+    let started = join_all(rows.iter().map(|(_, known)| {
+        let (stage, worker) = (WorkStage::Prior, bench.worker());
+        bench.advance(known, LifeEvent::Started { stage, worker })
+    }))
+    .await;
+    let (mut run, mut ends) = (Vec::new(), Vec::new());
+    for ((row, before), started) in rows.into_iter().zip(started) {
+        match started {
+            Ok(Some(known)) => run.push((row, known)),
+            Ok(None) => ends.push((before, RowEnd::Refused)),
+            Err(error) => {
+                tracing::warn!(output = %row.output, %error, "start is not written down");
+                ends.push((before, RowEnd::Unrecorded));
             }
         }
-        if run.is_empty() {
-            return Ok(ends);
+    }
+    (run, ends)
+}
+
+/// The lives after the engine took none of them. One that cannot be signed off keeps its open attempt, which is this
+/// worker's own and counts for nothing while it is here.
+async fn sign_off(bench: &Bench, lives: Vec<KnownLife>) -> Vec<KnownLife> {
+    let signed_off = lives.into_iter().map(async |known| {
+        let (stage, worker) = (WorkStage::Prior, bench.worker());
+        let given_back = LifeEvent::GivenBack { stage, worker };
+        match bench.advance(&known, given_back).await {
+            Ok(Some(known)) => known,
+            Ok(None) | Err(_) => known,
         }
+    });
+    join_all(signed_off).await
+}
+
+/// A call of an engine.
+struct Call {
+    engine: Arc<dyn PriorEngine>,
+    batch: PriorBatch,
+    stop: CancellationToken,
+    stall_max: Duration,
+}
+
+impl Call {
+    async fn run(self, bus: &Bus) -> Result<Vec<RowOutcome>, EngineError> {
+        let Self {
+            engine,
+            batch,
+            stop,
+            stall_max,
+        } = self;
         if stop.is_cancelled() {
             return Err(EngineError::Stopped);
         }
-        let outputs: Vec<OutputId> = run.iter().map(|row| row.output).collect();
+        let size = batch.size;
+        let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
         let silence = stalled(watched.clone(), stall_max);
-        let call = engine.run(PriorBatch { size, rows: run }, progress, stop);
+        let call = engine.run(batch, progress, stop);
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
             () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
-            never = report(&bus, &outputs, watched) => match never {},
+            never = report(bus, &outputs, watched) => match never {},
         };
-        let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
-        let ran = outputs
-            .into_iter()
-            .zip(outcomes.into_iter().map(RowEnd::Ran));
-        ends.extend(ran);
-        Ok(ends)
+        Ok(checked(
+            size,
+            outputs.len(),
+            outcomes,
+            engine.codebook_size(),
+        ))
     }
 }
 

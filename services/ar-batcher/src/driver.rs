@@ -1,181 +1,248 @@
-//! The loop: select an event, let `batching` decide, carry the action out. No rule lives here.
+//! The loop: hear what happened, let `batching` decide, hand the work to tasks. No rule lives here, and nothing here
+//! waits for the broker or an engine: the tasks do, and tell what came of it.
 //!
 //! A request's message is acked only when every output of it is stored as a denoise message or as a result. Until
 //! then it is ours by progress acks, and a batcher's death gives it to another, where the outputs already fanned out
 //! are known by their lives and results.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
-use batching::{Action, BatchFormer, BatchId, Breaker, Event, Limits, Row};
-use messaging::{Delivery, WorkQueue};
-use protocol::{JobId, OutputId, PriorityClass, Subject, WorkerState};
-use service::{Health, RetryArgs, clock::unix_millis};
-use tokio::{sync::oneshot, time::Instant};
+use batching::{Action, BatchFormer, BatchId, Event, Limits, Policy};
+use messaging::Delivery;
+use protocol::{JobId, OutputId, PriorityClass, Subject, UnixMillis, WorkerState};
+use service::{Health, RetryArgs};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, interval},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
 
 use crate::{
     admit,
-    batch::{Batch, RowEnd},
     bench::Bench,
-    engine::{EngineError, PriorBatch, PriorEngine},
+    engine::{EngineError, PriorEngine},
     request::Held,
 };
 
+mod ahead;
+mod engines;
+mod hands;
 mod let_go;
-mod quarantine;
+mod passing;
+mod queues;
 mod settling;
+mod starting;
+mod telling;
+
+pub(crate) use queues::ByClass;
+
+use ahead::Ahead;
+use engines::Engines;
+use hands::{Hands, News};
 
 /// How often what is held is looked through: for leases that were lost and deadlines that passed unheard.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
+/// Outputs that came with their prior tokens and are being fanned out: each is a millisecond of the broker's, and they
+/// may be this many more than the denoise stage has room for.
+const PASSING_MAX: usize = 4;
+
 /// What the driver works with.
-pub(crate) struct Parts<'a> {
-    pub(crate) bench: Bench<'a>,
-    pub(crate) engine: Arc<dyn PriorEngine>,
+pub(crate) struct Parts {
+    pub(crate) bench: Arc<Bench>,
+    /// At least one.
+    pub(crate) engines: Vec<Arc<dyn PriorEngine>>,
     pub(crate) limits: Limits,
+    /// Outputs at the denoise stage, instead of the rule's.
+    pub(crate) ahead_max: Option<u64>,
     pub(crate) retry: RetryArgs,
     pub(crate) health: Health,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
 
-/// A queue per priority class, the first to go first.
-pub(crate) struct ByClass(pub(crate) Vec<WorkQueue>);
-
-impl ByClass {
-    async fn next(&mut self) -> Delivery {
-        let nexts = self.0.iter_mut().map(|queue| Box::pin(queue.next()));
-        futures::future::select_all(nexts).await.0
-    }
-
-    async fn close(self) {
-        futures::future::join_all(self.0.into_iter().map(WorkQueue::close)).await;
-    }
-}
-
-/// A batch on the engine.
+/// A batch on an engine.
 struct Running {
-    id: BatchId,
+    engine: usize,
     outputs: Vec<OutputId>,
-    started_at: u64,
+    started_at: UnixMillis,
     /// Of this batch alone.
     stop: CancellationToken,
     /// It was told to stop because nobody needs it any more.
     unneeded: bool,
-    ends: oneshot::Receiver<Result<Vec<(OutputId, RowEnd)>, EngineError>>,
 }
 
-pub(crate) struct Driver<'a> {
-    parts: Parts<'a>,
+pub(crate) struct Driver {
+    bench: Arc<Bench>,
+    retry: RetryArgs,
+    health: Health,
+    stop: CancellationToken,
+    hands: Hands,
+    news: mpsc::Receiver<News>,
+    engines: Engines,
+    /// Of rows that need an engine.
     former: BatchFormer,
-    breaker: Breaker,
-    /// Bounded: the former wants no more once a batch is waiting.
+    /// Of rows that came with their prior tokens and only wait for room.
+    passing: BatchFormer,
+    ahead: Ahead,
+    /// On their way in, with their class. Bounded: no more are asked for than are wanted.
+    admitting: HashMap<JobId, PriorityClass>,
+    /// Bounded by what is wanted, what runs and what settles.
     held: HashMap<JobId, Held>,
-    running: Option<Running>,
-    /// Of a batch that has ended and is being stored.
-    unsettled: Vec<OutputId>,
+    running: HashMap<BatchId, Running>,
+    /// Tasks that settle an output, and how many of them keep the driver from asking for more.
+    settling: usize,
+    settling_max: usize,
     wake_at: Option<Instant>,
+    shown: telling::Shown,
 }
 
-/// The task that ran a batch ended without a word.
-#[derive(Debug, thiserror::Error)]
-#[error("the batch's task has died")]
-struct BatchDied;
-
-impl<'a> Driver<'a> {
-    pub(crate) fn new(parts: Parts<'a>) -> Self {
-        Self {
-            former: BatchFormer::new(parts.limits.clone()),
-            breaker: Breaker::new(parts.retry.failures_max),
-            parts,
-            held: HashMap::new(),
-            running: None,
-            unsettled: Vec::new(),
-            wake_at: None,
-        }
-    }
-
-    /// Runs until told to stop; an error means that the engine is gone. Either way what is held goes back.
-    pub(crate) async fn run(mut self, mut queue: ByClass) -> Result<(), EngineError> {
-        let stop = self.parts.stop.clone();
-        let work = async {
-            loop {
-                let failures = self.drive(&mut queue).await?;
-                self.quarantine(failures).await?;
-            }
+impl Driver {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            bench,
+            engines,
+            limits,
+            ahead_max,
+            retry,
+            health,
+            tracker,
+            stop,
+        } = parts;
+        let (hands, news) = Hands::new(tracker);
+        let passing = Limits {
+            policy: Policy::Continuous,
+            slots: vec![PASSING_MAX],
+            waiting_max: limits.waiting_max,
         };
-        let outcome: Option<Result<(), EngineError>> = stop.run_until_cancelled(work).await;
-        self.show(WorkerState::Draining);
-        if let Some(Err(EngineError::Gone(_))) = &outcome {
-            // The batch may be what took the engine down: its attempts stay open, and count.
-            self.running = None;
-        }
-        self.give_back().await;
-        queue.close().await;
-        match outcome {
-            // The device saw the token first.
-            None | Some(Err(EngineError::Stopped)) => Ok(()),
-            Some(outcome) => outcome,
+        Self {
+            engines: Engines::new(engines, retry.failures_max),
+            ahead: Ahead::new(ahead_max, bench.member.ends.notices()),
+            settling_max: limits.slots.iter().sum::<usize>().max(1),
+            former: BatchFormer::new(limits),
+            passing: BatchFormer::new(passing),
+            bench,
+            retry,
+            health,
+            stop,
+            hands,
+            news,
+            admitting: HashMap::new(),
+            held: HashMap::new(),
+            running: HashMap::new(),
+            settling: 0,
+            wake_at: None,
+            shown: telling::Shown::default(),
         }
     }
 
-    /// Works until the engine has failed too often; returns how often.
-    async fn drive(&mut self, queue: &mut ByClass) -> Result<u32, EngineError> {
-        let mut ends = self.parts.bench.member.ends.changes();
-        let mut look = tokio::time::interval(LOOK_PERIOD);
+    /// Runs until told to stop; an error means that an engine is gone. Either way what is held goes back.
+    pub(crate) async fn run(mut self, mut queues: ByClass) -> Result<(), EngineError> {
+        let stop = self.stop.clone();
+        let outcome = stop.run_until_cancelled(self.drive(&mut queues)).await;
+        self.show(WorkerState::Draining);
+        self.give_back().await;
+        self.hands.over();
+        queues.close().await;
+        match outcome {
+            None => Ok(()),
+            Some(Err(error)) => Err(error),
+            Some(Ok(never)) => match never {},
+        }
+    }
+
+    async fn drive(&mut self, queues: &mut ByClass) -> Result<Infallible, EngineError> {
+        let mut ends = self.bench.member.ends.changes();
+        let (mut look, mut tell, mut look_ahead) = (
+            interval(LOOK_PERIOD),
+            interval(telling::TELL_PERIOD),
+            interval(ahead::BACKLOG_LOOK_PERIOD),
+        );
         loop {
-            if let Some(failures) = self.breaker.is_open() {
-                return Ok(failures);
-            }
+            let wanted = self.wanted();
             tokio::select! {
-                outcomes = running(&mut self.running) => self.finished(outcomes?).await,
-                delivery = queue.next(), if self.wants_more() => self.arrived(delivery).await,
-                // The sender lives in the membership.
-                _ = ends.changed() => self.look_through().await,
-                _ = look.tick() => self.look_through().await,
+                // The sender lives in the hands.
+                Some(news) = self.news.recv() => self.hear(news)?,
+                delivery = queues.next(wanted) => self.arrived(delivery),
+                // The senders live in the membership.
+                _ = ends.changed() => self.look_through(),
+                _ = self.ahead.end_noticed() => self.see_room(),
+                _ = look.tick() => self.look_through(),
+                _ = tell.tick() => self.tell_waiting(),
+                _ = look_ahead.tick() => self.look_ahead(),
                 () = sleep_until(self.wake_at) => self.apply(Event::Woken),
             }
+            if self.engines.newly_all_down() {
+                self.give_back().await;
+                self.tell_quarantine();
+            }
         }
     }
 
-    /// Not while a batch does not end although it was told to: the engine may hang, and another batcher may not.
-    fn wants_more(&self) -> bool {
-        let unneeded = |running: &Running| running.unneeded;
-        // The classes share a bound until each has a loop of its own.
-        let wanted = |class| self.former.wanted(class) > 0;
-        PriorityClass::ALL.into_iter().all(wanted) && !self.running.as_ref().is_some_and(unneeded)
+    /// Of which classes another request is wanted. None while a batch does not end although it was told to: the engine
+    /// may hang, and another batcher's may not. And none while the broker takes longer to store outputs than the
+    /// engines to make them.
+    fn wanted(&self) -> [bool; 3] {
+        let hangs = self.running.values().any(|running| running.unneeded);
+        let open = !self.engines.all_down() && !hangs && self.settling < self.settling_max;
+        PriorityClass::ALL.map(|class| {
+            let coming = self.admitting.values().filter(|of| **of == class).count();
+            let wanted = self.former.wanted(class).min(self.passing.wanted(class));
+            open && coming < wanted
+        })
     }
 
-    fn show(&self, state: WorkerState) {
-        let held = self.held.values().filter_map(Held::work).collect();
-        let presence = &self.parts.bench.member.presence;
-        presence.update(|now| (now.state, now.held) = (state, held));
+    fn hear(&mut self, news: News) -> Result<(), EngineError> {
+        match news {
+            News::Admitted { job, held } => self.admitted(job, held),
+            News::Ran(end) => self.ran(end)?,
+            News::Settled {
+                output,
+                passed,
+                fate,
+            } => self.settled(output, passed, fate),
+            News::Told { output, known } => self.told(output, known),
+            News::Looked { mark, look } => self.looked_ahead(mark, look),
+            News::Tested { engine, tested } => self.tested(engine, tested)?,
+            News::Died(error) => return Err(EngineError::Gone(error.into())),
+        }
+        Ok(())
     }
 
-    fn show_work(&self) {
-        self.show(match self.running {
-            Some(_) => WorkerState::Busy,
-            None => WorkerState::Idle,
-        });
-    }
-
-    async fn arrived(&mut self, delivery: Delivery) {
-        if let Subject::Ar(_, job) = delivery.subject
-            && self.held.contains_key(&job)
-        {
+    fn arrived(&mut self, delivery: Delivery) {
+        let Subject::Ar(class, job) = delivery.subject else {
+            tracing::error!(subject = %delivery.subject, "message under a subject of another queue");
+            return delivery.lease.term("not an AR subject");
+        };
+        if self.held.contains_key(&job) || self.admitting.contains_key(&job) {
             // Stored twice: the first one was out of the queue for a moment.
             tracing::info!(%job, "another message of a held request, acking it");
-            return delivery.lease.ack().await;
+            return self.hands.ack(delivery.lease);
         }
-        let span = delivery.span();
-        let admitted = admit::admit(&self.parts.bench, delivery).instrument(span);
-        if let Some((job, held)) = admitted.await {
-            let rows = held.rows();
-            self.held.insert(job, held);
+        self.admitting.insert(job, class);
+        let (bench, span) = (Arc::clone(&self.bench), delivery.span());
+        let admit = async move {
+            let held = admit::admit(&bench, class, job, delivery).await;
+            News::Admitted { job, held }
+        };
+        self.hands.task(admit.instrument(span));
+    }
+
+    fn admitted(&mut self, job: JobId, held: Option<Held>) {
+        self.admitting.remove(&job);
+        // A batcher without engines holds nothing: dropped, it goes back.
+        let Some(held) = held.filter(|_| !self.engines.all_down()) else {
+            return;
+        };
+        let (rows, passes) = (held.rows(), held.request.prior().is_some());
+        self.held.insert(job, held);
+        if passes {
+            self.pass(Event::Arrived(rows));
+        } else {
             self.apply(Event::Arrived(rows));
-            self.show_work();
         }
+        self.changed();
     }
 
     fn apply(&mut self, event: Event) {
@@ -185,8 +252,12 @@ impl<'a> Driver<'a> {
             for action in self.former.apply(event, Instant::now().into_std()) {
                 match action {
                     Action::WakeAt(at) => self.wake_at = Some(Instant::from_std(at)),
-                    Action::Run { batch, rows, .. } => {
-                        if !self.start(batch, &rows) {
+                    Action::Run {
+                        batch,
+                        engine,
+                        rows,
+                    } => {
+                        if !self.start(batch, engine, &rows) {
                             events.push(Event::Finished(batch));
                         }
                     }
@@ -195,71 +266,9 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Starts those of `rows` that still need it; says whether there were any.
-    fn start(&mut self, id: BatchId, rows: &[Row]) -> bool {
-        let now = unix_millis();
-        let needed = |row: &&Row| {
-            let held = self.held.get(&row.output.job);
-            held.is_some_and(|held| held.needs(row.output) && held.in_time(now))
-        };
-        let rows: Vec<Row> = rows.iter().filter(needed).copied().collect();
-        let held = |row: &Row| self.held.get(&row.output.job);
-        let prior_rows = rows
-            .iter()
-            .filter_map(|row| held(row)?.prior_row(row.output))
-            .collect();
-        let Some(size) = rows.first().map(|row| row.size) else {
-            return false;
-        };
-        // The batch is one span; it follows from every request in it.
-        let span = tracing::info_span!("ar batch", rows = rows.len(), %size);
-        for held in rows.iter().filter_map(held) {
-            span.follows_from(&held.span);
-        }
-        tracing::debug!(parent: &span, "batch started");
-        self.parts.bench.counters.started(rows.len());
-        let stop = self.parts.stop.child_token();
-        let batch = Batch {
-            bus: self.parts.bench.member.bus.clone(),
-            engine: Arc::clone(&self.parts.engine),
-            worker: self.parts.bench.member.id.clone(),
-            batch: PriorBatch {
-                size,
-                rows: prior_rows,
-            },
-            stop: stop.clone(),
-            stall_max: self.parts.retry.stall_max,
-        };
-        let (told, ends) = oneshot::channel();
-        let run = async move {
-            if told.send(batch.run().await).is_err() {
-                tracing::debug!("batch ended for nobody");
-            }
-        };
-        self.parts.tracker.spawn(run.instrument(span));
-        self.running = Some(Running {
-            id,
-            outputs: rows.iter().map(|row| row.output).collect(),
-            started_at: unix_millis(),
-            stop,
-            unneeded: false,
-            ends,
-        });
-        self.show(WorkerState::Busy);
-        true
-    }
-}
-
-/// The running batch's ends; waits for ever when none runs. The batch stays in its place until it is done, so that
-/// a dropped wait loses nothing.
-async fn running(running: &mut Option<Running>) -> Result<Vec<(OutputId, RowEnd)>, EngineError> {
-    let Some(batch) = running else {
-        return std::future::pending().await;
-    };
-    match (&mut batch.ends).await {
-        Ok(Err(EngineError::Stopped)) if batch.unneeded => Ok(Vec::new()),
-        Ok(ends) => ends,
-        Err(_) => Err(EngineError::Gone(BatchDied.into())),
+    /// What is being done for `output` here.
+    fn held_of(&mut self, output: OutputId) -> Option<&mut Held> {
+        self.held.get_mut(&output.job)
     }
 }
 

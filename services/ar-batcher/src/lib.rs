@@ -15,17 +15,17 @@ mod request;
 mod settle;
 pub mod srt;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use batching::{Limits, Policy};
 use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
-use messaging::{Joining, Membership, ProvisionError};
+use messaging::{HELD_MAX, Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
 use protocol::Role;
 use service::{
-    BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown, exit::Failure,
-    metrics::registry::Registry,
+    Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
+    exit::Failure, metrics::registry::Registry,
 };
 
 use crate::{
@@ -38,9 +38,10 @@ use crate::{
     srt::{SrtArgs, SrtEngine},
 };
 
-/// Largest batch: one runs while the next one waits, and both may be requests for one output each.
-const BATCH_SLOTS_MAX: i64 = 128;
-const _: () = assert!(BATCH_SLOTS_MAX as usize * 2 <= messaging::HELD_MAX);
+/// Most rows in flight on one engine: as many requests for one output each wait meanwhile, and the queue lets one
+/// batcher hold no more.
+const SLOTS_MAX: i64 = 128;
+const _: () = assert!(SLOTS_MAX as usize * 2 <= HELD_MAX);
 
 /// Who writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -72,12 +73,19 @@ pub struct Args {
     /// Who has it instead of us.
     #[command(flatten)]
     pub srt: SrtArgs,
-    /// Outputs that may run together; a request for n outputs takes n slots
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_SLOTS_MAX))]
-    pub batch_slots_max: u16,
-    /// Milliseconds that an output waits for others of its size while the engine is idle
+    /// How rows are put together; `continuous` is for engines that let rows join while others run [default: batched for
+    /// the native engine, continuous for others]
+    #[arg(long, value_enum)]
+    pub admission: Option<Admission>,
+    /// Most outputs in flight on one engine; a request for n outputs takes n slots
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SLOTS_MAX))]
+    pub slots_max: u16,
+    /// Milliseconds that an output waits for others of its size while an engine is idle, under batched admission
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=60_000))]
     pub batch_delay_ms: u64,
+    /// Outputs at the denoise stage beyond which no more rows start [default: 3 for each denoiser]
+    #[arg(long, value_name = "OUTPUTS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub denoise_ahead_max: Option<u64>,
     /// What a failure costs.
     #[command(flatten)]
     pub retry: RetryArgs,
@@ -100,7 +108,35 @@ impl Args {
             let text = "--srt-timeout-s must be less than --stall-max-s";
             return Err(Self::command().error(ErrorKind::ValueValidation, text));
         }
+        if self.engine == Engine::Native && self.admission == Some(Admission::Continuous) {
+            let text = "the native engine runs one batch at a time: --admission has to be batched";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+        }
         Ok(self)
+    }
+
+    fn policy(&self) -> Policy {
+        let by_engine = match self.engine {
+            Engine::Native => Admission::Batched,
+            Engine::Srt | Engine::Replay => Admission::Continuous,
+        };
+        match self.admission.unwrap_or(by_engine) {
+            Admission::Continuous => Policy::Continuous,
+            Admission::Batched => Policy::Batched {
+                delay: Duration::from_millis(self.batch_delay_ms),
+            },
+        }
+    }
+
+    fn limits(&self, engines: usize) -> Limits {
+        let slots = vec![usize::from(self.slots_max); engines];
+        let in_flight: usize = slots.iter().sum();
+        Limits {
+            policy: self.policy(),
+            // What the queue lets one batcher hold, less what is in flight; but what several engines need may be more.
+            waiting_max: in_flight.min(HELD_MAX.saturating_sub(in_flight)),
+            slots,
+        }
     }
 }
 
@@ -134,24 +170,10 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    let engine = engines.into_iter().next();
-    let engine = engine.ok_or_else(|| Failure::Unusable("no AR engine".to_owned()))?;
 
     health.set_not_ready("waiting for the message broker");
-    let limits = limits(&args);
-    let joining = Joining {
-        urls: args.bus.nats_urls,
-        prefix: args.bus.prefix,
-        role: Role::ArBatcher,
-        device: match args.engine {
-            Engine::Native => args.model.device,
-            Engine::Srt => "srt".to_owned(),
-            Engine::Replay => replay::REVISION.to_owned(),
-        },
-        model_revision: engine.revision(),
-        host: service::host::name(),
-        health_address,
-    };
+    let limits = args.limits(engines.len());
+    let joining = joining(&args, &engines, health_address);
     let waiting = |error: &ProvisionError| {
         let reason = service::exit::chain(error);
         tracing::warn!(reason, "waiting for the streams");
@@ -161,7 +183,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let Some(joined) = shutdown.token.run_until_cancelled(join).await else {
         return Ok(());
     };
-    let member = joined.map_err(|error| Failure::failed(&error))?;
+    let member = Arc::new(joined.map_err(|error| Failure::failed(&error))?);
     let queues = open_queues(&member, shutdown).await?;
     health.set_ready();
     let broker = health.clone();
@@ -169,13 +191,15 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     tracing::info!(worker = %member.id, "ready");
 
     let parts = Parts {
-        bench: Bench {
-            member: &member,
+        bench: Arc::new(Bench {
+            member: Arc::clone(&member),
             counters,
             attempts_max: args.retry.attempts_max,
-        },
-        engine,
+            policy: limits.policy,
+        }),
+        engines,
         limits,
+        ahead_max: args.denoise_ahead_max,
         retry: args.retry,
         health: health.clone(),
         tracker: shutdown.tracker.clone(),
@@ -189,6 +213,23 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     outcome.map_err(|error| Failure::failed(&error))
 }
 
+fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: SocketAddr) -> Joining {
+    let revision = engines.first().map(|engine| engine.revision());
+    Joining {
+        urls: args.bus.nats_urls.clone(),
+        prefix: args.bus.prefix.clone(),
+        role: Role::ArBatcher,
+        device: match args.engine {
+            Engine::Native => args.model.device.clone(),
+            Engine::Srt => "srt".to_owned(),
+            Engine::Replay => replay::REVISION.to_owned(),
+        },
+        model_revision: revision.unwrap_or_default(),
+        host: service::host::name(),
+        health_address,
+    }
+}
+
 async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass, Failure> {
     let consumers = member.bus.topology().ar_consumers.iter();
     let queues = consumers.map(|spec| member.open(spec, &shutdown.tracker));
@@ -196,18 +237,7 @@ async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass
     Ok(ByClass(queues.map_err(|error| Failure::failed(&error))?))
 }
 
-fn limits(args: &Args) -> Limits {
-    let slots = usize::from(args.batch_slots_max);
-    Limits {
-        policy: Policy::Batched {
-            delay: Duration::from_millis(args.batch_delay_ms),
-        },
-        slots: vec![slots],
-        waiting_max: slots,
-    }
-}
-
-/// At least one engine.
+/// The engines, at least one.
 async fn load(
     args: &Args,
     health: &Health,

@@ -6,40 +6,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use batching::Row;
-use messaging::{EndWatch, Lease};
+use batching::{BatchId, Row};
+use messaging::{EndWatch, KnownLife, Lease};
 use protocol::{
-    ArJob, CurrentWork, DenoiseJob, OutputId, OutputIndex, OutputRequest, PriorityClass,
-    UnixMillis, topology::in_time,
+    ArJob, CurrentWork, DenoiseJob, JobId, OutputId, OutputIndex, OutputRequest, PriorId,
+    PriorityClass, StoredPrior, UnixMillis, topology::in_time,
 };
-
 use service::clock::unix_millis;
 
 use crate::engine::{Prior, PriorRow};
 
-/// A held request.
-pub(crate) struct Held {
+/// What is asked for. Shared by everything that is done for it.
+pub(crate) struct Request {
     job: ArJob,
     prompt: Arc<str>,
     pub(crate) class: PriorityClass,
-    /// Its span: the parent of everything published for it.
+    /// The parent of everything published for it.
     pub(crate) span: tracing::Span,
-    pub(crate) lease: Lease,
-    held_since: UnixMillis,
-    /// Another batcher is known to hold the message as well.
-    foreign: bool,
-    /// Outputs not yet fanned out or answered.
-    open: BTreeMap<OutputIndex, OpenOutput>,
 }
 
-/// An output that needs prior tokens.
-pub(crate) struct OpenOutput {
-    /// Tells when it has ended.
-    pub(crate) watch: EndWatch,
-    /// An earlier attempt failed or vanished: it runs alone.
-    pub(crate) suspect: bool,
-    /// Not this worker's to try: it goes back when the request has nothing else left here.
-    pub(crate) parked: bool,
+/// Prior tokens on their way to a denoiser.
+pub(crate) struct Made {
+    pub(crate) prior: Prior,
+    /// Under which they are stored.
+    pub(crate) id: Option<PriorId>,
+    pub(crate) times: BatchTimes,
 }
 
 /// When a batch ran.
@@ -49,34 +40,43 @@ pub(crate) struct BatchTimes {
     pub(crate) finished_at: UnixMillis,
 }
 
-impl Held {
-    /// A request of which the outputs `open` still need prior tokens.
-    pub(crate) fn new(
-        job: ArJob,
-        open: BTreeMap<OutputIndex, OpenOutput>,
-        class: PriorityClass,
-        lease: Lease,
-        held_since: UnixMillis,
-    ) -> Self {
-        let prompt = Arc::from(job.prompt.as_str());
+impl Request {
+    /// Of a message that came under `class`.
+    pub(crate) fn new(job: ArJob, class: PriorityClass) -> Self {
         Self {
+            prompt: Arc::from(job.prompt.as_str()),
             job,
-            prompt,
             class,
             span: tracing::Span::current(),
-            lease,
-            held_since,
-            foreign: false,
-            open,
         }
     }
 
-    /// The rows to run.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        let runs = self.open.iter().filter(|(_, output)| !output.parked);
-        let arrived = instant_of(self.job.accepted_at);
-        runs.map(|(index, output)| self.row(*index, arrived, output.suspect))
-            .collect()
+    pub(crate) fn id(&self) -> JobId {
+        self.job.job
+    }
+
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = OutputId> {
+        let outputs = self.job.outputs.iter();
+        outputs.map(|output| self.job.job.output(output.index))
+    }
+
+    /// Prior tokens that came with it: the engine has nothing to do.
+    pub(crate) fn prior(&self) -> Option<&StoredPrior> {
+        self.job.prior.as_ref()
+    }
+
+    /// When the gateway accepted it.
+    pub(crate) fn accepted_at(&self) -> UnixMillis {
+        self.job.accepted_at
+    }
+
+    /// Whether work on it may start at `now`.
+    pub(crate) fn in_time(&self, now: UnixMillis) -> bool {
+        in_time(self.job.deadline_at, now)
+    }
+
+    fn output(&self, index: OutputIndex) -> Option<&OutputRequest> {
+        self.job.outputs.iter().find(|output| output.index == index)
     }
 
     fn row(&self, index: OutputIndex, arrived: Instant, alone: bool) -> Row {
@@ -90,21 +90,7 @@ impl Held {
         }
     }
 
-    /// What the fleet is told of it; `None` for a request without outputs.
-    pub(crate) fn work(&self) -> Option<CurrentWork> {
-        let first = self.job.outputs.first()?;
-        Some(CurrentWork {
-            output: self.job.job.output(first.index),
-            ack_subject: self.lease.ack_subject(),
-            since: self.held_since,
-        })
-    }
-
-    fn output(&self, index: OutputIndex) -> Option<&OutputRequest> {
-        self.job.outputs.iter().find(|output| output.index == index)
-    }
-
-    /// The request's message with `output` alone, for a dead letter.
+    /// Its message with `output` alone, for a dead letter.
     pub(crate) fn message_of(&self, output: OutputId) -> ArJob {
         let mut job = self.job.clone();
         job.outputs.retain(|request| request.index == output.index);
@@ -122,12 +108,7 @@ impl Held {
     }
 
     /// The denoise message of `output`.
-    pub(crate) fn denoise_job(
-        &self,
-        output: OutputId,
-        prior: Prior,
-        times: BatchTimes,
-    ) -> Option<DenoiseJob> {
+    pub(crate) fn denoise_job(&self, output: OutputId, made: Made) -> Option<DenoiseJob> {
         let request = self.output(output.index)?;
         Some(DenoiseJob {
             output,
@@ -136,57 +117,163 @@ impl Held {
             size: self.job.size,
             format: self.job.format,
             denoise: self.job.denoise,
-            prior: prior.tokens,
-            usage: prior.usage,
-            prior_id: None,
+            prior: made.prior.tokens,
+            usage: made.prior.usage,
+            prior_id: made.id,
             accepted_at: self.job.accepted_at,
-            ar_started_at: times.started_at,
-            ar_finished_at: times.finished_at,
+            ar_started_at: made.times.started_at,
+            ar_finished_at: made.times.finished_at,
             deadline_at: self.job.deadline_at,
         })
     }
+}
 
-    /// When the gateway accepted it.
-    pub(crate) fn accepted_at(&self) -> UnixMillis {
-        self.job.accepted_at
+/// A held request.
+pub(crate) struct Held {
+    pub(crate) request: Arc<Request>,
+    pub(crate) lease: Lease,
+    held_since: UnixMillis,
+    /// Another batcher is known to hold the message as well.
+    foreign: bool,
+    /// Outputs not yet fanned out or answered.
+    open: BTreeMap<OutputIndex, OpenOutput>,
+}
+
+/// An output that needs prior tokens.
+pub(crate) struct OpenOutput {
+    /// Tells when it has ended.
+    pub(crate) watch: EndWatch,
+    /// What it has been through, as far as is known here.
+    pub(crate) known: KnownLife,
+    /// Earlier attempts failed or vanished.
+    pub(crate) suspect: bool,
+    pub(crate) doing: Doing,
+}
+
+/// What is being done for an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// It waits for the engine. Whether its life says so is looked after later: most wait for milliseconds.
+    Waiting { told: bool },
+    /// It is in this batch, on an engine.
+    Running(BatchId),
+    /// It is being fanned out or answered: what comes of it is told by the task that does it, and by nobody else.
+    Settling,
+    /// The same, in a batch of those that need no engine.
+    Passing(BatchId),
+    /// Not this worker's to try: it goes back when the request has nothing else left here.
+    Parked,
+}
+
+impl Held {
+    /// A request of which the outputs `open` still need prior tokens.
+    pub(crate) fn new(
+        request: Arc<Request>,
+        open: BTreeMap<OutputIndex, OpenOutput>,
+        lease: Lease,
+    ) -> Self {
+        Self {
+            request,
+            lease,
+            held_since: unix_millis(),
+            foreign: false,
+            open,
+        }
     }
 
-    /// Whether work on it may start at `now`.
-    pub(crate) fn in_time(&self, now: UnixMillis) -> bool {
-        in_time(self.job.deadline_at, now)
+    /// The rows to run.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let arrived = instant_of(self.request.accepted_at());
+        let waiting = |open: &OpenOutput| matches!(open.doing, Doing::Waiting { .. });
+        let rows = self.open.iter().filter(|(_, open)| waiting(open));
+        rows.map(|(index, open)| self.request.row(*index, arrived, open.suspect))
+            .collect()
     }
 
-    /// Outputs that have ended by other hands than ours.
+    /// What the fleet is told of it; `None` for a request without outputs.
+    pub(crate) fn work(&self) -> Option<CurrentWork> {
+        Some(CurrentWork {
+            output: self.request.outputs().next()?,
+            ack_subject: self.lease.ack_subject(),
+            since: self.held_since,
+        })
+    }
+
+    /// An open output.
+    pub(crate) fn output(&mut self, output: OutputId) -> Option<&mut OpenOutput> {
+        self.open.get_mut(&output.index)
+    }
+
+    /// What is being done for `output`; `None` when it is not open.
+    pub(crate) fn doing(&self, output: OutputId) -> Option<Doing> {
+        self.open.get(&output.index).map(|open| open.doing)
+    }
+
+    /// Outputs that have ended by other hands than ours, and are in nobody's hands here that will tell.
     pub(crate) fn ended(&self) -> Vec<OutputId> {
-        let ended = self.open.iter().filter(|(_, open)| open.watch.has_ended());
-        ended
-            .map(|(index, _)| self.job.job.output(*index))
+        self.with(|open| open.watch.has_ended() && !open.doing.tells())
+    }
+
+    /// Outputs that nobody here tells of.
+    pub(crate) fn untold(&self) -> Vec<OutputId> {
+        self.with(|open| !open.doing.tells())
+    }
+
+    /// Outputs of which an attempt may be open.
+    pub(crate) fn in_hand(&self) -> Vec<OutputId> {
+        self.with(|open| matches!(open.doing, Doing::Running(_) | Doing::Settling))
+    }
+
+    /// Every output that is open.
+    pub(crate) fn open(&self) -> Vec<OutputId> {
+        self.with(|_| true)
+    }
+
+    /// Outputs that have waited since before `held_since`, and whose lives do not say so yet.
+    pub(crate) fn waiting_unsaid(&self, held_since: UnixMillis) -> Vec<OutputId> {
+        let waits = |open: &OpenOutput| open.doing == Doing::Waiting { told: false };
+        self.with(|open| self.held_since <= held_since && waits(open))
+    }
+
+    fn with(&self, matches: impl Fn(&OpenOutput) -> bool) -> Vec<OutputId> {
+        let open = self.open.iter().filter(|(_, open)| matches(open));
+        open.map(|(index, _)| self.request.id().output(*index))
             .collect()
     }
 
     /// Whether `output` still needs its prior.
     pub(crate) fn needs(&self, output: OutputId) -> bool {
-        self.open
-            .get(&output.index)
-            .is_some_and(|open| !open.watch.has_ended())
+        let open = self.open.get(&output.index);
+        open.is_some_and(|open| !open.watch.has_ended() && !open.doing.tells())
     }
 
-    /// Every output that is open.
-    pub(crate) fn open(&self) -> Vec<OutputId> {
-        let open = self.open.keys();
-        open.map(|index| self.job.job.output(*index)).collect()
+    /// `output` waits once more, in its place; `None` when it is not open.
+    pub(crate) fn again(&mut self, output: OutputId, known: KnownLife) -> Option<Row> {
+        let open = self.open.get_mut(&output.index)?;
+        (open.known, open.doing) = (known, Doing::Waiting { told: false });
+        let (suspect, arrived) = (open.suspect, instant_of(self.request.accepted_at()));
+        Some(self.request.row(output.index, arrived, suspect))
     }
 
-    /// `output` failed once and runs alone from now on. It has had its turn, and waits anew.
-    pub(crate) fn suspect(&mut self, output: OutputId) -> Option<Row> {
-        self.open.get_mut(&output.index)?.suspect = true;
-        Some(self.row(output.index, now(), true))
+    /// The same after an attempt that failed: it has had its turn, and waits anew.
+    pub(crate) fn retry(
+        &mut self,
+        output: OutputId,
+        known: KnownLife,
+        suspect: bool,
+    ) -> Option<Row> {
+        self.output(output)?.suspect = suspect;
+        let row = self.again(output, known)?;
+        Some(Row {
+            arrived: now(),
+            ..row
+        })
     }
 
     /// `output` is left to another worker.
     pub(crate) fn park(&mut self, output: OutputId) {
-        if let Some(open) = self.open.get_mut(&output.index) {
-            open.parked = true;
+        if let Some(open) = self.output(output) {
+            open.doing = Doing::Parked;
         }
     }
 
@@ -203,15 +290,23 @@ impl Held {
 
     /// What is to be done with its message now.
     pub(crate) fn rest(&self) -> Rest {
+        let parked = |open: &OpenOutput| open.doing == Doing::Parked;
         if self.open.is_empty() {
             Rest::Ack
-        } else if !self.open.values().all(|open| open.parked) {
+        } else if !self.open.values().all(parked) {
             Rest::Keep
         } else if self.foreign {
             Rest::LetGo
         } else {
             Rest::GiveBack
         }
+    }
+}
+
+impl Doing {
+    /// Whether a task tells what comes of the output.
+    pub(crate) const fn tells(self) -> bool {
+        matches!(self, Self::Settling | Self::Passing(_))
     }
 }
 

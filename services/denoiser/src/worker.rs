@@ -6,10 +6,12 @@
 use std::{sync::Arc, time::Duration};
 
 use batching::{Breaker, is_tried};
-use messaging::{BusError, Delivery, EndWatch, Fence, Lease, Membership, PublishError, WorkQueue};
+use messaging::{
+    BusError, Delivery, EndWatch, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue,
+};
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
-    OutputResult, Subject, WorkStage, WorkerState,
+    OutputResult, Refusal, Subject, WorkStage, WorkerState,
 };
 use service::{DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain};
 use tokio::time::{sleep, timeout};
@@ -98,7 +100,7 @@ impl Worker<'_> {
             }
         };
         // What asks the broker is dropped when the worker is to stop, and the lease with it: back at once.
-        let facts = match self.stop.run_until_cancelled(self.facts(output)).await {
+        let (facts, known) = match self.stop.run_until_cancelled(self.facts(output)).await {
             Some(Ok(facts)) => facts,
             Some(Err(error)) => {
                 self.rest(output, &error, lease);
@@ -112,7 +114,7 @@ impl Worker<'_> {
             now: unix_millis(),
         };
         match decide(&job, &facts, &asking) {
-            Decision::Paint => return self.start(job, lease, watch).await,
+            Decision::Paint => return self.start(job, &known, lease, watch).await,
             Decision::AlreadyAnswered => {
                 tracing::info!(%output, "already answered, acking");
                 lease.ack().await;
@@ -137,22 +139,25 @@ impl Worker<'_> {
         lease.nak(Some(REST));
     }
 
-    async fn facts(&self, output: OutputId) -> Result<Facts, BusError> {
+    /// What the decision needs, and the life to write the start after.
+    async fn facts(&self, output: OutputId) -> Result<(Facts, KnownLife), BusError> {
         let bus = &self.member.bus;
-        let (answered, life) = tokio::try_join!(bus.has_result(output), bus.life(output))?;
-        let life = life.unwrap_or_else(|| OutputLife::queued(output, unix_millis()));
+        let (answered, known) = tokio::try_join!(bus.has_result(output), bus.known_life(output))?;
+        let life = known.life(unix_millis());
         let tried = is_tried(&life, WorkStage::Denoise, self.retry.attempts_max);
         let others = !tried || self.member.has_company().await?;
-        Ok(Facts {
+        let facts = Facts {
             answered,
             life,
             others: others.into(),
-        })
+        };
+        Ok((facts, known))
     }
 
     async fn start(
         &mut self,
         job: DenoiseJob,
+        known: &KnownLife,
         lease: Lease,
         watch: EndWatch,
     ) -> Result<(), DeviceThreadDied> {
@@ -160,9 +165,14 @@ impl Worker<'_> {
             stage: WorkStage::Denoise,
             worker: self.member.id.clone(),
         };
-        let advanced = self.advance(job.output, started);
+        let bus = &self.member.bus;
+        let advanced = async {
+            let advanced = bus.advance_known(known, started, unix_millis()).await?;
+            self.followed(job.output, advanced.err());
+            Ok(())
+        };
         match self.stop.run_until_cancelled(advanced).await {
-            Some(Ok(_)) => return self.paint(Arc::new(job), lease, &watch).await,
+            Some(Ok(())) => return self.paint(Arc::new(job), lease, &watch).await,
             // Its start may be stored all the same.
             Some(Err(error)) => {
                 self.sign_off(job.output);
@@ -176,13 +186,19 @@ impl Worker<'_> {
     /// Moves the output's life on; says whether the event could follow. One that cannot is counted and changes
     /// nothing: the fence decides.
     async fn advance(&self, output: OutputId, event: LifeEvent) -> Result<bool, BusError> {
-        let bus = &self.member.bus;
-        let Err(refusal) = bus.advance(output, event, unix_millis()).await? else {
-            return Ok(true);
-        };
+        let advanced = self
+            .member
+            .bus
+            .advance(output, event, unix_millis())
+            .await?;
+        Ok(self.followed(output, advanced.err()))
+    }
+
+    fn followed(&self, output: OutputId, refusal: Option<Refusal>) -> bool {
+        let Some(refusal) = refusal else { return true };
         tracing::info!(%output, %refusal, "event in the output's life is refused");
         self.counters.refused.inc();
-        Ok(false)
+        false
     }
 
     fn given_back(&self) -> LifeEvent {

@@ -6,7 +6,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use protocol::{ImageSize, Prefix, limits::OUTPUTS_PER_JOB_MAX};
-use service::{BusArgs, ReplayArgs};
+use service::{Admission, BusArgs, ReplayArgs};
 
 pub use self::operator::{
     CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WatchArgs, WhichDead, WorkersArgs,
@@ -156,11 +156,15 @@ pub struct UpArgs {
     #[arg(long, value_name = "DTYPE", conflicts_with = "times")]
     pub dtype: Option<String>,
 
-    /// Most outputs in one AR batch [default: the AR-batcher's]
+    /// How the AR stage puts outputs together [default: the AR-batcher's]
+    #[arg(long, value_enum)]
+    pub admission: Option<Admission>,
+
+    /// Most outputs in flight on the AR engine [default: the AR-batcher's]
     #[arg(long, value_name = "N")]
     pub ar_slots_max: Option<u16>,
 
-    /// How long an AR batch waits for company, in milliseconds [default: the AR-batcher's]
+    /// How long a batch waits for company under batched admission, in milliseconds [default: the AR-batcher's]
     #[arg(long, value_name = "N")]
     pub ar_delay_ms: Option<u64>,
 

@@ -257,7 +257,7 @@ async fn the_program_keeps_watches_and_tells_no_password() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
     assert!(
-        told.contains("consumer t-DN/standard was missing: created"),
+        told.contains("consumer t-DN/all was missing: created"),
         "{told}"
     );
     assert!(!told.contains("secret"), "{told}");
@@ -286,7 +286,7 @@ async fn a_deleted_consumer_comes_back_and_is_worked_on() {
         let deleted = Instant::now();
         let line = within("it is told", news.recv()).await.unwrap();
         println!("back after {:?}: {line}", deleted.elapsed());
-        assert_eq!(line, "consumer t-DN/standard was missing: created");
+        assert_eq!(line, "consumer t-DN/all was missing: created");
     }
     site.bus.verify(&site.topology).await.unwrap();
     site.enqueue(1).await;

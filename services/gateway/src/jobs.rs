@@ -173,7 +173,10 @@ impl Jobs {
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let slot = slot.map_err(|_| full("too many jobs are open at this gateway"))?;
         // Watched before it is published: its first result may come before the publish returns.
-        let watch = self.results.watch(job, outputs);
+        let watch = match start {
+            Start::New(_) => self.results.watch_new(job, outputs),
+            Start::Keyed(..) | Start::Resumed => self.results.watch(job, outputs),
+        };
         let watch = watch.map_err(|error| full(&error.to_string()))?;
         let (ended, ended_seen) = watch::channel(EndedByOutput::new());
         let (queueing, queueing_seen) = watch::channel(Queueing::Trying);

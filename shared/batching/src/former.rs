@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Instant};
 use protocol::{ImageSize, OutputId, PriorityClass};
 
 use crate::{
-    policy::{Policy, Waiting},
+    policy::{Next, Place, Policy, Waiting},
     slots::Slots,
 };
 
@@ -38,7 +38,7 @@ pub struct Row {
     pub arrived: Instant,
     /// When it is too late for it.
     pub deadline: Instant,
-    /// It shares no batch: an earlier attempt failed or vanished.
+    /// A suspect: earlier attempts failed or vanished. It shares no batch with anybody, and no engine with another one.
     pub alone: bool,
 }
 
@@ -96,6 +96,8 @@ struct Running {
     engine: usize,
     /// How many rows it was given.
     slots: usize,
+    /// One of them is a suspect.
+    suspect: bool,
     /// Those of them that somebody still needs, with the time since when they wait here.
     rows: Vec<Waiting>,
 }
@@ -182,24 +184,36 @@ impl BatchFormer {
         if !self.room {
             return actions;
         }
-        loop {
-            if self.waiting.is_empty() {
-                return actions;
-            }
-            let Some((engine, slots)) = self.slots.freest(self.policy, now) else {
-                break;
-            };
-            let next = match self.policy.next(&self.waiting, slots, now) {
-                Ok(next) => next,
-                Err(starts_at) => {
-                    actions.push(Action::WakeAt(starts_at));
-                    return actions;
+        while !self.waiting.is_empty() {
+            match self.next(now) {
+                Ok((engine, next)) => actions.push(self.run(engine, &next)),
+                Err(later) => {
+                    let rested_at = self.slots.rested_at(now);
+                    let wake_at = [later, rested_at].into_iter().flatten().min();
+                    actions.extend(wake_at.map(Action::WakeAt));
+                    break;
                 }
-            };
-            actions.push(self.run(engine, &next));
+            }
         }
-        actions.extend(self.slots.rested_at(now).map(Action::WakeAt));
         actions
+    }
+
+    /// The engine and the places of the rows that run next; or when to look again, if a time for that is known.
+    fn next(&self, now: Instant) -> Result<(usize, Vec<usize>), Option<Instant>> {
+        let mut later = None;
+        for (engine, slots) in self.slots.free(self.policy, now) {
+            let mut there = self.running.values();
+            let place = Place {
+                slots,
+                suspect: there.any(|running| running.engine == engine && running.suspect),
+            };
+            match self.policy.next(&self.waiting, place, now) {
+                Next::Run(next) => return Ok((engine, next)),
+                Next::At(at) => later = later.into_iter().chain([at]).min(),
+                Next::Nothing => {}
+            }
+        }
+        Err(later)
     }
 
     /// Takes the rows at the places `next` of what waits, in that order.
@@ -219,6 +233,7 @@ impl BatchFormer {
         let running = Running {
             engine,
             slots: rows.len(),
+            suspect: rows.iter().any(|waiting| waiting.row.alone),
             rows,
         };
         self.running.insert(batch, running);

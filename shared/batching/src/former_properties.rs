@@ -199,6 +199,12 @@ impl World {
         }
         if matches!(self.policy, Policy::Continuous) {
             prop_assert_eq!(rows.len(), 1);
+            let there = self.running.values().filter(|(at, _)| *at == engine);
+            let suspects = there.flat_map(|(_, rows)| rows).filter(|row| row.alone);
+            prop_assert!(
+                !rows[0].alone || suspects.count() == 0,
+                "two suspects together"
+            );
         } else {
             let there = self.running.values().filter(|(at, _)| *at == engine);
             prop_assert_eq!(there.count(), 0, "two batches on one engine");

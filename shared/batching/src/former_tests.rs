@@ -214,6 +214,23 @@ mod continuous {
     }
 
     #[test]
+    fn two_suspects_never_run_on_one_engine() {
+        let (mut former, start) = (continuous(&[3, 1]), Instant::now());
+        let mut four = rows(1, 4, 64, start);
+        (four[0].alone, four[1].alone, four[2].alone) = (true, true, true);
+        let actions = former.apply(Event::Arrived(four.clone()), start);
+        // The third suspect waits, and the row behind it does not.
+        let expected = [
+            run_on(0, 1, &four[..1]),
+            run_on(0, 2, &four[3..]),
+            run_on(1, 3, &four[1..2]),
+        ];
+        assert_eq!(actions, expected);
+        let actions = former.apply(Event::Finished(BatchId(1)), start);
+        assert_eq!(actions, [run_on(0, 4, &four[2..3])]);
+    }
+
+    #[test]
     fn class_goes_before_deadline_and_deadline_before_age() {
         let (mut former, start) = (continuous(&[1]), Instant::now());
         former.apply(Event::Room(false), start);

@@ -3,7 +3,10 @@
 //! The slots that an operator gives an engine are a guess. One that says it is full is believed: its limit falls to
 //! what it holds at that time, and rises by one with each call that ends, so that it is soon asked again.
 
-use std::time::{Duration, Instant};
+use std::{
+    cmp::Reverse,
+    time::{Duration, Instant},
+};
 
 use crate::policy::Policy;
 
@@ -38,14 +41,13 @@ impl Slots {
         Self(limits.iter().map(engine).collect())
     }
 
-    /// The engine with the most free slots, the first of those, and how many; `None` when no engine takes a row.
-    pub(crate) fn freest(&self, policy: Policy, now: Instant) -> Option<(usize, usize)> {
-        let free = self.0.iter().enumerate().filter_map(|(place, engine)| {
-            let free = engine.free(policy, now);
-            (free > 0).then_some((place, free))
-        });
-        // The last of equal ones is the maximum.
-        free.rev().max_by_key(|(_, free)| *free)
+    /// The engines that take rows and how many, the one with the most free slots first.
+    pub(crate) fn free(&self, policy: Policy, now: Instant) -> Vec<(usize, usize)> {
+        let free = self.0.iter().enumerate();
+        let free = free.map(|(place, engine)| (place, engine.free(policy, now)));
+        let mut free: Vec<_> = free.filter(|(_, free)| *free > 0).collect();
+        free.sort_by_key(|(place, free)| (Reverse(*free), *place));
+        free
     }
 
     /// When the first engine that rests may be asked again.

@@ -228,13 +228,23 @@ impl Bus {
         stream: &str,
         subject: &str,
     ) -> Result<Option<NatsMessage>, BusError> {
+        let last = self.last_with_marker(stream, subject).await?;
+        Ok(last.filter(|message| !is_gone(message)))
+    }
+
+    /// The same, and a marker where the key is gone.
+    pub(crate) async fn last_with_marker(
+        &self,
+        stream: &str,
+        subject: &str,
+    ) -> Result<Option<NatsMessage>, BusError> {
         let request = format!("$JS.API.DIRECT.GET.{stream}.{subject}");
         let answer = self
             .request(request, None, Bytes::new())
             .await
             .map_err(|failure| failure.into_bus(subject))?;
         match answer.status {
-            None => Ok((!is_gone(&answer)).then_some(answer)),
+            None => Ok(Some(answer)),
             Some(StatusCode::NOT_FOUND) => Ok(None),
             Some(status) => Err(refused(subject, status, &answer)),
         }
@@ -332,7 +342,8 @@ pub(crate) fn is_marker(headers: &HeaderMap) -> bool {
     headers.get("KV-Operation").is_some() || headers.get("Nats-Marker-Reason").is_some()
 }
 
-fn is_gone(message: &NatsMessage) -> bool {
+/// Whether a message only says that its key is gone.
+pub(crate) fn is_gone(message: &NatsMessage) -> bool {
     message.headers.as_ref().is_some_and(is_marker)
 }
 

@@ -30,6 +30,8 @@ pub struct Ends {
     watched: Arc<Mutex<BTreeMap<OutputId, CancellationToken>>>,
     /// Counts the ends of watched outputs.
     ended: watch::Sender<u64>,
+    /// Counts the notices of any output's end.
+    noticed: watch::Sender<u64>,
 }
 
 /// One watched output; dropping it forgets the output.
@@ -56,6 +58,7 @@ impl Ends {
         let ends = Self {
             watched: Arc::default(),
             ended: watch::Sender::new(0),
+            noticed: watch::Sender::new(0),
         };
         let listener = ends.clone().listen(bus.clone(), notices);
         tracker.spawn(async move {
@@ -81,6 +84,11 @@ impl Ends {
         self.ended.subscribe()
     }
 
+    /// Counts the ends of all outputs of the deployment, watched or not, as far as their notices came.
+    pub fn notices(&self) -> watch::Receiver<u64> {
+        self.noticed.subscribe()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, CancellationToken>> {
         // A panic between two map operations leaves a whole map.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
@@ -102,6 +110,7 @@ impl Ends {
                 notice = notices.next() => {
                     let Some(notice) = notice else { return };
                     if let Ok(Subject::Done(output)) = bus.prefix().parse(&notice.subject) {
+                        self.noticed.send_modify(|count| *count += 1);
                         self.end(output);
                     }
                 }

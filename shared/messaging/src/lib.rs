@@ -62,6 +62,7 @@ pub use ends::{EndWatch, Ends};
 pub use error::{BusError, PublishError};
 pub use idempotency::{Claim, ClaimError};
 pub use lease::Lease;
+pub use lives::KnownLife;
 pub use membership::{Joining, Membership};
 pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};

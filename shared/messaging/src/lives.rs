@@ -7,10 +7,10 @@ use protocol::{LifeEvent, OutputId, OutputLife, Refusal, UnixMillis, decode, enc
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bus::{Bus, bucket_stream, bucket_subject},
+    bus::{Bus, bucket_stream, bucket_subject, is_gone, stored_sequence},
     copies::Latest,
     error::{BusError, PublishError},
-    publish::{Fence, Publish},
+    publish::Publish,
 };
 
 /// How long an event is tried: an election (4 to 8 s) and something more.
@@ -19,14 +19,60 @@ const ADVANCE_RETRY_MAX: Duration = Duration::from_secs(10);
 /// Between tries. Somebody else's write is a millisecond away, a new leader some hundred.
 const ADVANCE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
+/// A life and its place in the bucket: what the next event is written after. Of one process's own writes, or of any copy
+/// of the bucket: it may be out of date, which the server tells when it is written after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownLife {
+    output: OutputId,
+    /// `None` before a worker first touches the output.
+    life: Option<OutputLife>,
+    /// The sequence of its message, or of the marker that an operator's deletion left; 0 for none.
+    sequence: u64,
+}
+
+impl KnownLife {
+    /// Whose.
+    pub const fn output(&self) -> OutputId {
+        self.output
+    }
+
+    /// The life; that of an output that nobody has touched since `accepted_at`, if there is none.
+    pub fn life(&self, accepted_at: UnixMillis) -> OutputLife {
+        let untouched = || OutputLife::queued(self.output, accepted_at);
+        self.life.clone().unwrap_or_else(untouched)
+    }
+}
+
 impl Bus {
     /// What `output` has been through; `None` before a worker first touches it.
     pub async fn life(&self, output: OutputId) -> Result<Option<OutputLife>, BusError> {
+        Ok(self.known_life(output).await?.life)
+    }
+
+    /// The same with its place, for [`Bus::advance_known`].
+    pub async fn known_life(&self, output: OutputId) -> Result<KnownLife, BusError> {
         let stream = bucket_stream(&self.topology().outputs.name);
-        let stored = self.last(&stream, &self.life_subject(output)).await?;
-        stored
-            .map(|stored| read(output, &stored.payload))
-            .transpose()
+        let stored = self
+            .last_with_marker(&stream, &self.life_subject(output))
+            .await?;
+        let Some(stored) = stored else {
+            return Ok(KnownLife {
+                output,
+                life: None,
+                sequence: 0,
+            });
+        };
+        let life = if is_gone(&stored) {
+            None
+        } else {
+            Some(read(output, &stored.payload)?)
+        };
+        Ok(KnownLife {
+            output,
+            life,
+            // 0 is refused by the server, and the leader is asked.
+            sequence: stored_sequence(&stored).unwrap_or_default(),
+        })
     }
 
     /// Moves the life of `output` on. The inner error is the state machine's: the event cannot follow, and nothing
@@ -37,6 +83,41 @@ impl Bus {
         event: LifeEvent,
         now: UnixMillis,
     ) -> Result<Result<OutputLife, Refusal>, BusError> {
+        let advanced = self.advance_as_leader_knows(output, event, now).await?;
+        Ok(advanced.map(|known| known.life(now)))
+    }
+
+    /// The same for a life that is known: one write, and more only when it was out of date.
+    pub async fn advance_known(
+        &self,
+        known: &KnownLife,
+        event: LifeEvent,
+        now: UnixMillis,
+    ) -> Result<Result<KnownLife, Refusal>, BusError> {
+        if let Ok(Some(Ok(advanced))) = self.write_after(known, event.clone(), now).await {
+            return Ok(Ok(advanced));
+        }
+        self.advance_as_leader_knows(known.output, event, now).await
+    }
+
+    /// The same in one try, for what is not worth a second one: `None` when the event cannot follow, or when somebody
+    /// else has written meanwhile.
+    pub async fn advance_unchanged(
+        &self,
+        known: &KnownLife,
+        event: LifeEvent,
+        now: UnixMillis,
+    ) -> Result<Option<KnownLife>, BusError> {
+        let advanced = self.write_after(known, event, now).await?;
+        Ok(advanced.and_then(Result::ok))
+    }
+
+    async fn advance_as_leader_knows(
+        &self,
+        output: OutputId,
+        event: LifeEvent,
+        now: UnixMillis,
+    ) -> Result<Result<KnownLife, Refusal>, BusError> {
         let end = Instant::now() + ADVANCE_RETRY_MAX;
         loop {
             let failure = match self.try_advance(output, event.clone(), now).await {
@@ -60,56 +141,66 @@ impl Bus {
         output: OutputId,
         event: LifeEvent,
         now: UnixMillis,
-    ) -> Result<Option<Result<OutputLife, Refusal>>, BusError> {
-        let (before, revision) = self.life_to_change(output).await?;
-        let start = before
-            .clone()
-            .unwrap_or_else(|| OutputLife::queued(output, now));
-        let after = match start.apply(event, now) {
+    ) -> Result<Option<Result<KnownLife, Refusal>>, BusError> {
+        let known = self.life_to_change(output).await?;
+        self.write_after(&known, event, now).await
+    }
+
+    /// One write; `None` when `known` is out of date.
+    async fn write_after(
+        &self,
+        known: &KnownLife,
+        event: LifeEvent,
+        now: UnixMillis,
+    ) -> Result<Option<Result<KnownLife, Refusal>>, BusError> {
+        let output = known.output;
+        let after = match known.life(now).apply(event, now) {
             Ok(after) => after,
             Err(refusal) => return Ok(Some(Err(refusal))),
         };
-        if before.as_ref() == Some(&after) {
-            return Ok(Some(Ok(after)));
+        if known.life.as_ref() == Some(&after) {
+            return Ok(Some(Ok(known.clone())));
         }
-        let what = || format!("life of {output}");
         let unavailable = |error: PublishError| BusError::Unavailable {
-            what: what(),
+            what: format!("life of {output}"),
             source: error.into(),
         };
         let publish = Publish {
             subject: self.life_subject(output),
             id: None,
-            after: Some(revision),
+            after: Some(known.sequence),
             headers: HeaderMap::new(),
             payload: encode(&after)
                 .map_err(|error| unavailable(error.into()))?
                 .into(),
         };
-        match self.publish_once(&publish).await.map_err(unavailable)? {
-            Fence::First => Ok(Some(Ok(after))),
-            Fence::Taken => Ok(None),
-        }
+        let stored = self.store_once(&publish).await.map_err(unavailable)?;
+        Ok(stored.map(|sequence| {
+            Ok(KnownLife {
+                output,
+                life: Some(after),
+                sequence,
+            })
+        }))
     }
 
     fn life_subject(&self, output: OutputId) -> String {
         bucket_subject(&self.topology().outputs.name, &output.to_string())
     }
 
-    /// A life and the sequence after which it is to be written. Asked of the leader, since a copy may be behind; and a
-    /// life that an operator deleted left a marker, which has the place.
-    async fn life_to_change(
-        &self,
-        output: OutputId,
-    ) -> Result<(Option<OutputLife>, u64), BusError> {
+    /// A life as the leader knows it, since a copy may be behind.
+    async fn life_to_change(&self, output: OutputId) -> Result<KnownLife, BusError> {
         let stream = bucket_stream(&self.topology().outputs.name);
-        match self.latest(&stream, &self.life_subject(output)).await? {
-            Some(Latest::Stored { sequence, payload }) => {
-                Ok((Some(read(output, &payload)?), sequence))
-            }
-            Some(Latest::Deleted { sequence }) => Ok((None, sequence)),
-            None => Ok((None, 0)),
-        }
+        let (life, sequence) = match self.latest(&stream, &self.life_subject(output)).await? {
+            Some(Latest::Stored { sequence, payload }) => (Some(read(output, &payload)?), sequence),
+            Some(Latest::Deleted { sequence }) => (None, sequence),
+            None => (None, 0),
+        };
+        Ok(KnownLife {
+            output,
+            life,
+            sequence,
+        })
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Published by hand, because the client's `put` carries no time to live: the key would outlive its worker for ever.
 
+use std::time::Duration;
+
 use async_nats::HeaderMap;
 use protocol::{
     WorkerId, WorkerPresence, WorkerState, decode, encode,
@@ -9,7 +11,7 @@ use protocol::{
 };
 use tokio::{
     sync::watch,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -18,6 +20,10 @@ use crate::{
     error::BusError,
     publish::{Fence, Publish},
 };
+
+/// Between two messages of one process: a worker that paints tiny pictures would otherwise tell of each twice. One that is
+/// told later is no longer given back at once if its worker dies within this time, and waits for its ack deadline.
+const TELL_PERIOD_MIN: Duration = Duration::from_millis(100);
 
 /// A worker's entry in the bucket of workers, kept fresh until shutdown.
 #[derive(Debug)]
@@ -47,7 +53,7 @@ impl Presence {
         self.update(|now| (now.state, now.held, now.reason) = (state, Vec::new(), reason));
     }
 
-    /// Changes what is told, and tells the broker at once.
+    /// Changes what is told, and tells the broker at once, or [`TELL_PERIOD_MIN`] after it was told the last time.
     pub fn update(&self, change: impl FnOnce(&mut WorkerPresence)) {
         self.now.send_modify(change);
     }
@@ -106,6 +112,7 @@ async fn refresh(
     let mut connection = bus.connection();
     connection.mark_unchanged();
     let mut settable = true;
+    let mut told_at: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -115,7 +122,14 @@ async fn refresh(
             changed = connection.changed() => if changed.is_err() { return },
             _ = period.tick() => {}
         }
+        if let Some(told_at) = told_at {
+            let rest = sleep_until(told_at + TELL_PERIOD_MIN);
+            if shutdown.run_until_cancelled(rest).await.is_none() {
+                break;
+            }
+        }
         if connection.borrow_and_update().up {
+            told_at = Some(Instant::now());
             let now = changes.borrow_and_update().clone();
             let stay = publish(&bus, &subject, &now);
             tokio::select! {

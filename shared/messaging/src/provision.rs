@@ -132,7 +132,7 @@ impl Bus {
     }
 
     /// Checks that everything is there as the topology says. Another ack deadline, or another age or size of
-    /// results and keys, is no difference: services read those in force from the broker.
+    /// results, keys and priors, is no difference: services read those in force from the broker.
     pub async fn verify(&self, topology: &Topology) -> Result<(), ProvisionError> {
         self.conform(topology, Policy::Report).await
     }
@@ -144,6 +144,7 @@ impl Bus {
         let chosen = [
             topology.results.name.clone(),
             bucket_stream(&topology.idempotency.name),
+            bucket_stream(&topology.priors.name),
         ];
         for wanted in streams.chain(buckets) {
             let room = if policy == Policy::Report && chosen.contains(&wanted.name) {

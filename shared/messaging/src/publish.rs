@@ -53,7 +53,9 @@ pub(crate) struct Publish {
 
 /// The server's word on one try.
 enum Answer {
-    Stored,
+    Stored {
+        sequence: u64,
+    },
     /// There is another last message than the one expected.
     Conflict,
     Full,
@@ -148,7 +150,7 @@ impl Bus {
         let mut delay = RETRY_DELAY_MIN;
         loop {
             let source = match self.try_publish(&publish).await {
-                Answer::Stored => return Ok(Fence::First),
+                Answer::Stored { .. } => return Ok(Fence::First),
                 Answer::TooLarge { bytes_max } => return Err(too_large(&publish, bytes_max)),
                 // The server has one code for every limit and only its text tells which. What is stored tells too.
                 Answer::Full | Answer::Conflict => match self.stored_result(result.output).await {
@@ -187,7 +189,7 @@ impl Bus {
         let mut delay = RETRY_DELAY_MIN;
         loop {
             let source = match self.try_publish(publish).await {
-                Answer::Stored => return Ok(Fence::First),
+                Answer::Stored { .. } => return Ok(Fence::First),
                 Answer::Conflict => return Ok(Fence::Taken),
                 Answer::Full => {
                     return Err(PublishError::Full {
@@ -203,9 +205,16 @@ impl Bus {
 
     /// One try, without the retries: for what is soon published again anyway.
     pub(crate) async fn publish_once(&self, publish: &Publish) -> Result<Fence, PublishError> {
+        let stored = self.store_once(publish).await?;
+        Ok(stored.map_or(Fence::Taken, |_| Fence::First))
+    }
+
+    /// The same, with the sequence under which it is stored; `None` for one that was not, because there is another last
+    /// message than the one expected.
+    pub(crate) async fn store_once(&self, publish: &Publish) -> Result<Option<u64>, PublishError> {
         match self.try_publish(publish).await {
-            Answer::Stored => Ok(Fence::First),
-            Answer::Conflict => Ok(Fence::Taken),
+            Answer::Stored { sequence } => Ok(Some(sequence)),
+            Answer::Conflict => Ok(None),
             Answer::Full => Err(PublishError::Full {
                 subject: publish.subject.clone(),
             }),
@@ -246,7 +255,7 @@ impl Bus {
             }
         };
         match serde_json::from_slice::<Response<PublishAck>>(&answer.payload) {
-            Ok(Response::Ok(_)) => Answer::Stored,
+            Ok(Response::Ok(PublishAck { sequence, .. })) => Answer::Stored { sequence },
             Ok(Response::Err { error }) => match error.error_code() {
                 ServerCode::STREAM_STORE_FAILED => Answer::Full,
                 ServerCode::STREAM_WRONG_LAST_SEQUENCE => Answer::Conflict,

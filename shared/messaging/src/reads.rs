@@ -27,12 +27,12 @@ impl Bus {
         })))
     }
 
-    /// Whether `output` has a result.
+    /// Whether `output` has a result, as far as the copy that answers knows: the cheapest question there is, for a worker
+    /// about to start, which is told of an end that the copy has not heard of yet by its watch.
     pub async fn has_result(&self, output: OutputId) -> Result<bool, BusError> {
-        Ok(self
-            .ended_outputs(output.job)
-            .await?
-            .contains(&output.index))
+        let subject = self.prefix().subject(&Subject::Result(output));
+        let stored = self.last(&self.topology().results.name, &subject).await?;
+        Ok(stored.is_some())
     }
 
     /// The record of `job`.

@@ -69,10 +69,20 @@ pub struct JobWatch {
     progress: watch::Receiver<ProgressByOutput>,
 }
 
+/// Since when there is a job that somebody waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Since {
+    /// Before it was watched: what has ended by then is looked up at once.
+    Before,
+    /// It is watched from its beginning.
+    Now,
+}
+
 /// The task's side of a [`JobWatch`].
 #[derive(Debug)]
 struct Waiter {
     missing: BTreeSet<OutputIndex>,
+    since: Since,
     results: mpsc::Sender<OutputResult>,
     progress: watch::Sender<ProgressByOutput>,
     /// Held until the task forgets the watch: it bounds the task's map, not the callers.
@@ -114,8 +124,17 @@ impl Results {
         self.pictures.load(Ordering::Relaxed)
     }
 
-    /// Watches the outputs `0..outputs` of `job`. Start it before the job is published.
+    /// Watches the outputs `0..outputs` of a `job` that may be queued already.
     pub fn watch(&self, job: JobId, outputs: u8) -> Result<JobWatch, ResultsFull> {
+        self.watch_since(job, outputs, Since::Before)
+    }
+
+    /// The same for a job that nobody has queued yet: nothing of it can have ended.
+    pub fn watch_new(&self, job: JobId, outputs: u8) -> Result<JobWatch, ResultsFull> {
+        self.watch_since(job, outputs, Since::Now)
+    }
+
+    fn watch_since(&self, job: JobId, outputs: u8, since: Since) -> Result<JobWatch, ResultsFull> {
         let place = Arc::clone(&self.places)
             .try_acquire_owned()
             .map_err(|_| ResultsFull)?;
@@ -125,6 +144,7 @@ impl Results {
         let (progress, progress_in) = watch::channel(ProgressByOutput::new());
         let waiter = Waiter {
             missing,
+            since,
             results,
             progress,
             _place: place,
@@ -228,7 +248,9 @@ impl Matching {
         if waiter.missing.is_empty() {
             return;
         }
-        self.jobs.want_now(job);
+        if waiter.since == Since::Before {
+            self.jobs.want_now(job);
+        }
         self.waiting.entry(job).or_default().push(waiter);
     }
 

@@ -52,6 +52,24 @@ pub fn without_credentials(url: &str) -> String {
     }
 }
 
+/// How an AR-batcher puts rows together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Admission {
+    /// Each output as soon as the engine has room, in any mix of sizes
+    Continuous,
+    /// Outputs of one size together, one batch at a time
+    Batched,
+}
+
+impl std::fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Continuous => "continuous",
+            Self::Batched => "batched",
+        })
+    }
+}
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {

@@ -13,7 +13,9 @@ mod replay_args;
 mod shutdown;
 pub mod telemetry;
 
-pub use args::{BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials};
+pub use args::{
+    Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials,
+};
 pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::{Health, Upstream};
 pub use model_args::ModelArgs;

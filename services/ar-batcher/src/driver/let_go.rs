@@ -1,93 +1,133 @@
 //! What the batcher lets go of: what nobody wants any more, what is another batcher's, and everything at its end.
 
-use batching::{BatchFormer, Event};
+use std::sync::Arc;
+
+use batching::Event;
 use protocol::{JobId, OutputId};
 use service::clock::unix_millis;
 use tokio::time::timeout;
 
-use super::{Driver, Running};
-use crate::{bench::LAST_WORDS_MAX, settle};
+use super::{Driver, hands::News};
+use crate::{
+    bench::LAST_WORDS_MAX,
+    request::{Doing, Held},
+    settle,
+};
 
-impl Driver<'_> {
-    /// Lets go of what has ended, what was lost and what is too late; stops the batch that runs for nobody.
-    pub(super) async fn look_through(&mut self) {
+impl Driver {
+    /// Lets go of what has ended, what was lost and what is too late; stops batches that run for nobody.
+    pub(super) fn look_through(&mut self) {
         let now = unix_millis();
         let jobs: Vec<JobId> = self.held.keys().copied().collect();
         let mut gone = Vec::new();
         for job in jobs {
-            let Some(mut held) = self.held.remove(&job) else {
+            let Some(held) = self.held.get_mut(&job) else {
                 continue;
             };
             if held.lease.is_lost() {
-                tracing::warn!(%job, "request is probably another batcher's by now");
-                let open = held.open();
-                gone.extend(open.iter().copied());
-                self.parts.tracker.spawn(self.parts.bench.given_back(open));
-                held.lease.abandon();
+                gone.extend(self.abandon(job));
                 continue;
             }
-            let mut ended = held.ended();
-            if !held.in_time(now) {
-                for output in held.open() {
-                    settle::refuse(&self.parts.bench, &held, output, settle::too_late()).await;
-                }
-                ended = held.open();
-            }
+            let ended = held.ended();
             for output in &ended {
                 held.settle(*output);
             }
-            let count = u64::try_from(ended.len()).unwrap_or(u64::MAX);
-            self.parts.bench.counters.withdrawn.inc_by(count);
-            gone.extend(ended);
-            if let Some(held) = self.parts.bench.keep(held).await {
-                self.held.insert(job, held);
+            let late = if held.request.in_time(now) {
+                Vec::new()
+            } else {
+                held.untold()
+            };
+            for output in &late {
+                self.refuse_late(*output);
             }
+            let count = u64::try_from(ended.len() + late.len()).unwrap_or(u64::MAX);
+            self.bench.counters.withdrawn.inc_by(count);
+            gone.extend(ended.into_iter().chain(late));
+            self.close_if_done(job);
         }
         if gone.is_empty() {
             return;
         }
-        self.apply(Event::Withdrawn(gone));
-        let needed = |running: &Running| running.outputs.iter().any(|output| self.needs(*output));
-        let unneeded = self
-            .running
-            .as_ref()
-            .is_some_and(|running| !needed(running));
-        if let Some(running) = self.running.as_mut().filter(|_| unneeded) {
-            tracing::info!("every output of the running batch has ended, stopping it");
-            running.unneeded = true;
+        self.apply(Event::Withdrawn(gone.clone()));
+        self.pass(Event::Withdrawn(gone));
+        self.stop_unneeded();
+        self.changed();
+    }
+
+    fn abandon(&mut self, job: JobId) -> Vec<OutputId> {
+        let Some(held) = self.held.remove(&job) else {
+            return Vec::new();
+        };
+        tracing::warn!(%job, "request is probably another batcher's by now");
+        let open = held.open();
+        let (bench, outputs) = (Arc::clone(&self.bench), open.clone());
+        self.hands
+            .aside(async move { bench.given_back(outputs).await });
+        held.lease.abandon();
+        open
+    }
+
+    fn refuse_late(&mut self, output: OutputId) {
+        let bench = Arc::clone(&self.bench);
+        self.hand_over(output, Doing::Settling, async move |request| {
+            settle::refuse(&bench, &request, output, settle::too_late()).await
+        });
+    }
+
+    fn stop_unneeded(&mut self) {
+        for (id, running) in &mut self.running {
+            let needed = |output: &OutputId| {
+                let held = self.held.get(&output.job);
+                held.and_then(|held| held.doing(*output)) == Some(Doing::Running(*id))
+            };
+            if !running.unneeded && !running.outputs.iter().any(needed) {
+                tracing::info!("every output of a running batch has ended, stopping it");
+                running.unneeded = true;
+                running.stop.cancel();
+            }
+        }
+    }
+
+    /// Lets go of everything. Attempts that run are signed off first, since they are no failures; what is being stored
+    /// gets a moment to be.
+    pub(super) async fn give_back(&mut self) {
+        // From here on nothing starts.
+        self.apply(Event::Room(false));
+        self.pass(Event::Room(false));
+        for running in self.running.values() {
             running.stop.cancel();
         }
-        self.show_work();
-    }
-
-    fn needs(&self, output: OutputId) -> bool {
-        self.held
-            .get(&output.job)
-            .is_some_and(|held| held.needs(output))
-    }
-
-    /// Lets go of everything; the attempts that run are signed off first, since they are no failures.
-    pub(super) async fn give_back(&mut self) {
-        let mut outputs = std::mem::take(&mut self.unsettled);
-        let running = self.running.take();
-        let bench = &self.parts.bench;
-        let sign_off = async {
-            if let Some(running) = running {
-                outputs.extend(running.outputs);
-                running.stop.cancel();
-                if !running.ends.is_terminated() {
-                    // Its starts are written down by then, and can be signed off.
-                    drop(timeout(LAST_WORDS_MAX / 2, running.ends).await);
+        let last_news = async {
+            while !self.running.is_empty() || self.settling > 0 {
+                match self.news.recv().await {
+                    // Dropped, it goes back.
+                    Some(News::Admitted { job, .. }) => drop(self.admitting.remove(&job)),
+                    Some(news) => {
+                        if let Err(error) = self.hear(news) {
+                            tracing::error!(%error, "while everything is given back");
+                        }
+                    }
+                    None => return,
                 }
             }
-            bench.given_back(outputs).await;
         };
-        if timeout(LAST_WORDS_MAX, sign_off).await.is_err() {
+        // Starts are written down by then, and can be signed off.
+        if timeout(LAST_WORDS_MAX / 2, last_news).await.is_err() {
+            tracing::debug!("not everything has ended in time");
+        }
+        let held = self.held.values();
+        let in_hand = held.flat_map(Held::in_hand).collect();
+        let signed_off = self.bench.given_back(in_hand);
+        if timeout(LAST_WORDS_MAX, signed_off).await.is_err() {
             tracing::debug!("attempts are not signed off in time");
         }
+        let gone: Vec<OutputId> = self.held.values().flat_map(Held::open).collect();
         // Dropped leases go back to the queue at once.
         self.held.clear();
-        self.former = BatchFormer::new(self.parts.limits.clone());
-        self.wake_at = None;
+        self.apply(Event::Withdrawn(gone.clone()));
+        self.pass(Event::Withdrawn(gone));
+        let room = self.ahead.has_room();
+        self.apply(Event::Room(room));
+        self.pass(Event::Room(room));
     }
 }

@@ -1,140 +1,199 @@
 //! What a batch came to, row by row: fanned out, tried again, left to another batcher, or answered for.
 
-use batching::{Event, Row, Start, is_retried, may_start};
-use protocol::{JobError, LifeEvent, OutputId, WorkStage};
+use std::sync::Arc;
+
+use batching::{BatchId, Event, is_retried};
+use messaging::KnownLife;
+use protocol::{JobId, OutputId};
 use service::clock::unix_millis;
 use tracing::Instrument;
 
-use super::{Driver, Running};
+use super::{Driver, Running, hands::News};
 use crate::{
-    batch::RowEnd,
-    engine::RowOutcome,
-    request::{BatchTimes, Held},
-    settle,
+    batch::{BatchEnd, How, RowEnd},
+    engine::EngineError,
+    request::{BatchTimes, Doing, Request, Rest},
+    settle::{self, Fate, REST},
 };
 
-impl Driver<'_> {
-    /// The next batch is on the device before this one's outputs are stored. When the broker takes longer than that
-    /// batch, the engine waits: the back-pressure that keeps a batcher from running ahead of a full queue.
-    pub(super) async fn finished(&mut self, ends: Vec<(OutputId, RowEnd)>) {
-        let Some(Running { id, started_at, .. }) = self.running.take() else {
-            return;
+impl Driver {
+    /// The engine's slots are free before the batch's outputs are stored.
+    pub(super) fn ran(&mut self, end: BatchEnd) -> Result<(), EngineError> {
+        let BatchEnd { id, how, rows } = end;
+        let Some(running) = self.running.remove(&id) else {
+            return Ok(());
         };
+        if let How::Gone(error) = how {
+            self.leave_open(running);
+            return Err(error);
+        }
+        self.judge_engine(running.engine, &rows);
+        if matches!(how, How::Full) {
+            self.full(&rows);
+            self.apply(Event::Full(id));
+        } else {
+            self.apply(Event::Finished(id));
+        }
         let times = BatchTimes {
-            started_at,
+            started_at: running.started_at,
             finished_at: unix_millis(),
         };
-        self.judge_engine(&ends);
-        self.unsettled = ends.iter().map(|(output, _)| *output).collect();
-        self.apply(Event::Finished(id));
-        for (output, end) in ends {
-            self.settle(output, end, times).await;
-            self.unsettled.retain(|unsettled| *unsettled != output);
+        for (known, row) in rows {
+            let output = known.output();
+            let held = self.held.get(&output.job);
+            if held.and_then(|held| held.doing(output)) == Some(Doing::Running(id)) {
+                self.settle(known, row, times);
+            }
         }
-        self.show_work();
+        self.changed();
+        Ok(())
+    }
+
+    /// Any row of a dead engine may be what took it down: their attempts stay open, and count.
+    fn leave_open(&mut self, dead: Running) {
+        let engine = dead.engine;
+        let there = self.running.extract_if(|_, other| other.engine == engine);
+        let there: Vec<Running> = there.map(|(_, running)| running).collect();
+        for output in there
+            .into_iter()
+            .chain([dead])
+            .flat_map(|dead| dead.outputs)
+        {
+            if let Some(held) = self.held_of(output) {
+                held.park(output);
+            }
+        }
+    }
+
+    /// Rows that the full engine would have run wait again; the batch's others do not.
+    fn full(&mut self, rows: &[(KnownLife, RowEnd)]) {
+        let mut gone = Vec::new();
+        for (known, row) in rows {
+            let output = known.output();
+            let held = self.held_of(output).filter(|held| held.needs(output));
+            match (row, held) {
+                (RowEnd::Stopped, Some(held)) => drop(held.again(output, known.clone())),
+                _ => gone.push(output),
+            }
+        }
+        if !gone.is_empty() {
+            self.apply(Event::Withdrawn(gone));
+        }
     }
 
     /// A batch of which nothing came back is one failure, however many rows it had.
-    fn judge_engine(&mut self, ends: &[(OutputId, RowEnd)]) {
+    fn judge_engine(&mut self, engine: usize, rows: &[(KnownLife, RowEnd)]) {
         let failed =
             |end: &RowEnd| matches!(end, RowEnd::Ran(Err(error)) if is_retried(error.code));
         let fine = |end: &RowEnd| matches!(end, RowEnd::Ran(outcome) if outcome.is_ok());
-        if ends.iter().any(|(_, end)| fine(end)) {
-            self.breaker.succeeded();
-        } else if let Some((output, _)) = ends.iter().find(|(_, end)| failed(end)) {
-            self.breaker.failed(*output);
+        if rows.iter().any(|(_, end)| fine(end)) {
+            self.engines.succeeded(engine);
+        } else if let Some((known, _)) = rows.iter().find(|(_, end)| failed(end)) {
+            self.failed(engine, known.output());
         }
     }
 
-    async fn settle(&mut self, output: OutputId, end: RowEnd, times: BatchTimes) {
-        let Some(mut held) = self.held.remove(&output.job) else {
+    fn settle(&mut self, known: KnownLife, row: RowEnd, times: BatchTimes) {
+        let output = known.output();
+        let Some(held) = self.held_of(output) else {
             return;
         };
-        let span = held.span.clone();
-        let again = self
-            .settle_row(&mut held, output, end, times)
-            .instrument(span)
-            .await;
-        if let Some(held) = self.parts.bench.keep(held).await {
-            self.held.insert(output.job, held);
+        if !held.needs(output) {
+            held.settle(output);
+            self.bench.counters.withdrawn.inc();
+            return self.close_if_done(output.job);
         }
-        if let Some(row) = again {
-            self.apply(Event::Arrived(vec![row]));
-        }
+        let bench = Arc::clone(&self.bench);
+        self.hand_over(output, Doing::Settling, async move |request| {
+            settle::settle(&bench, &request, known, row, times).await
+        });
     }
 
-    /// What a row came to; a row that is to run again is returned.
-    async fn settle_row(
-        &self,
-        held: &mut Held,
+    /// Lets a task do the rest for `output`.
+    pub(super) fn hand_over<F: Future<Output = Fate> + Send + 'static>(
+        &mut self,
         output: OutputId,
-        end: RowEnd,
-        times: BatchTimes,
-    ) -> Option<Row> {
-        let bench = &self.parts.bench;
-        match end {
-            _ if !held.needs(output) => bench.counters.withdrawn.inc(),
-            RowEnd::Refused => bench.counters.withdrawn.inc(),
-            RowEnd::Unrecorded => {
-                held.park(output);
-                return None;
-            }
-            RowEnd::Ran(outcome) => return self.ran(held, output, outcome, times).await,
+        doing: Doing,
+        work: impl FnOnce(Arc<Request>) -> F,
+    ) {
+        let Some(held) = self.held_of(output) else {
+            return;
         };
-        held.settle(output);
-        None
+        let request = Arc::clone(&held.request);
+        if let Some(open) = held.output(output) {
+            open.doing = doing;
+        }
+        let span = request.span.clone();
+        let passed = match doing {
+            Doing::Passing(batch) => Some(batch),
+            _ => None,
+        };
+        let work = work(request);
+        let task = async move {
+            let fate = work.await;
+            News::Settled {
+                output,
+                passed,
+                fate,
+            }
+        };
+        self.settling += 1;
+        self.hands.task(task.instrument(span));
     }
 
-    async fn ran(
-        &self,
-        held: &mut Held,
-        output: OutputId,
-        outcome: RowOutcome,
-        times: BatchTimes,
-    ) -> Option<Row> {
-        let bench = &self.parts.bench;
-        bench.counters.row(outcome.is_ok());
-        match outcome {
-            Ok(prior) => settle::fan_out(bench, held, output, prior, times).await,
-            Err(error) if is_retried(error.code) => return self.retry(held, output, error).await,
-            Err(error) => settle::refuse(bench, held, output, error).await,
+    pub(super) fn settled(&mut self, output: OutputId, passed: Option<BatchId>, fate: Fate) {
+        self.settling -= 1;
+        if matches!(fate, Fate::FannedOut) {
+            self.ahead.fanned_out();
         }
-        held.settle(output);
-        None
+        self.see_room();
+        if let Some(batch) = passed {
+            self.pass(Event::Finished(batch));
+        }
+        // Given back meanwhile, it may even be held again: then it is in no task's hands.
+        let doing = self.held_of(output).and_then(|held| held.doing(output));
+        if let Some(held) = self.held.get_mut(&output.job)
+            && doing.is_some_and(Doing::tells)
+        {
+            let row = match fate {
+                Fate::FannedOut | Fate::Answered => {
+                    held.settle(output);
+                    None
+                }
+                Fate::Retry { known, suspect } => held.retry(output, known, suspect),
+                Fate::Again(known) => held.again(output, known),
+                Fate::Park => {
+                    held.park(output);
+                    None
+                }
+                Fate::ParkForAnother => {
+                    held.park_for_another(output);
+                    None
+                }
+            };
+            if let Some(row) = row {
+                self.apply(Event::Arrived(vec![row]));
+            }
+            self.close_if_done(output.job);
+        }
+        self.changed();
     }
 
-    /// A row that failed runs again, alone; or elsewhere; or never.
-    async fn retry(&self, held: &mut Held, output: OutputId, error: JobError) -> Option<Row> {
-        let bench = &self.parts.bench;
-        tracing::warn!(%output, code = %error.code, error = error.text, "attempt failed");
-        let (stage, worker) = (WorkStage::Prior, bench.member.id.clone());
-        let failed = LifeEvent::AttemptFailed {
-            stage,
-            worker,
-            error,
+    /// Lets the message go when nothing of it is left here.
+    pub(super) fn close_if_done(&mut self, job: JobId) {
+        let Some(rest) = self.held.get(&job).map(|held| held.rest()) else {
+            return;
         };
-        let known = async {
-            let life = bench.advanced(output, failed).await?;
-            let others = bench.others_if_tried(life.as_slice()).await?;
-            Ok::<_, messaging::BusError>(life.map(|life| (life, others)))
-        };
-        let (life, others) = match known.await {
-            Ok(Some(known)) => known,
-            Ok(None) => {
-                held.park_for_another(output);
-                return None;
-            }
-            // Nothing is known: it is not ours to try.
-            Err(_) => {
-                held.park(output);
-                return None;
-            }
-        };
-        match may_start(&life, stage, &bench.member.id, others, bench.attempts_max) {
-            Start::Go => return held.suspect(output),
-            Start::PassOn => held.park(output),
-            Start::GiveUp => bench.give_up(held, life).await,
+        if rest == Rest::Keep {
+            return;
         }
-        None
+        let Some(held) = self.held.remove(&job) else {
+            return;
+        };
+        match rest {
+            Rest::Keep | Rest::GiveBack => held.lease.nak(Some(REST)),
+            Rest::Ack => self.hands.ack(held.lease),
+            Rest::LetGo => held.lease.abandon(),
+        }
     }
 }

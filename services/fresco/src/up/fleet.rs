@@ -64,8 +64,11 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
         let urls = args.srt_urls.join(",");
         batcher.extend(["--engine", "srt", "--srt-url", &urls].map(OsString::from));
     }
+    if let Some(admission) = args.admission {
+        batcher.extend(["--admission".into(), admission.to_string().into()]);
+    }
     if let Some(slots) = args.ar_slots_max {
-        batcher.extend(["--batch-slots-max".into(), slots.to_string().into()]);
+        batcher.extend(["--slots-max".into(), slots.to_string().into()]);
     }
     if let Some(delay) = args.ar_delay_ms {
         batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
@@ -170,7 +173,7 @@ mod tests {
         let expected = [
             format!("gateway = /bin/fresco-gateway {common} {listens}"),
             format!(
-                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --batch-slots-max 8 --batch-delay-ms 20"
+                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --device cuda:1 --dtype bf16 --admission batched --slots-max 8 --batch-delay-ms 20"
             ),
             format!(
                 "denoiser-0 = /bin/fresco-denoiser {common} --model /m --device cuda:1 --dtype bf16"
@@ -178,7 +181,7 @@ mod tests {
         ];
         assert_eq!(
             children(
-                "--model /m --prefix x --denoisers 1 --device cuda:1 --dtype bf16 --ar-slots-max 8 --ar-delay-ms 20"
+                "--model /m --prefix x --denoisers 1 --device cuda:1 --dtype bf16 --admission batched --ar-slots-max 8 --ar-delay-ms 20"
             ),
             expected
         );

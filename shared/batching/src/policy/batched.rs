@@ -13,26 +13,21 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Waiting, effective_class};
+use super::{Next, Waiting, effective_class};
 
-/// The places of the rows to run on an engine with `slots`, or when to look again.
-pub(super) fn next(
-    waiting: &[Waiting],
-    slots: usize,
-    delay: Duration,
-    now: Instant,
-) -> Result<Vec<usize>, Instant> {
+/// The rows to run on an idle engine with `slots`.
+pub(super) fn next(waiting: &[Waiting], slots: usize, delay: Duration, now: Instant) -> Next {
     let mut places: Vec<usize> = (0..waiting.len()).collect();
     places.sort_by_key(|&place| {
         let row = &waiting[place].row;
         (effective_class(row, now), row.arrived, row.output)
     });
     let Some(&first) = places.first() else {
-        return Ok(places);
+        return Next::Nothing;
     };
     let base = waiting[first];
     if base.row.alone {
-        return Ok(vec![first]);
+        return Next::Run(vec![first]);
     }
     places.retain(|&place| {
         let row = &waiting[place].row;
@@ -40,8 +35,8 @@ pub(super) fn next(
     });
     let starts_at = base.since + delay;
     if places.len() < slots && now < starts_at {
-        return Err(starts_at);
+        return Next::At(starts_at);
     }
     places.truncate(slots);
-    Ok(places)
+    Next::Run(places)
 }

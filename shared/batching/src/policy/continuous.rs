@@ -3,16 +3,17 @@
 //! Order: effective class, then the earliest deadline, then the oldest, then the output's id. Sizes do not count: an
 //! engine that decodes continuously takes any mix, so that a rare size waits no longer than a common one.
 //!
-//! [`Row::alone`](crate::Row) has nothing to say here. It keeps a suspect row's companions from failing with it, and
-//! a call of one row has none; an engine that dies as a whole under a row takes all its calls down, and keeping the
-//! others away from it would mean to drain it first, for each retry.
+//! A call of one row has no companions that could fail with it. But a row that takes its engine down takes every call
+//! there with it, and all of them are suspects from then on ([`Row::alone`](crate::Row)). Running each on an engine
+//! that was drained first would cost everybody a whole row's time, for each retry. So only suspects are kept from each
+//! other: one on an engine at a time. Then nobody goes down with the same bad row over and over.
 
 use std::time::Instant;
 
-use super::{Waiting, effective_class};
+use super::{Next, Place, Waiting, effective_class};
 
-/// The place of the row to run.
-pub(super) fn next(waiting: &[Waiting], now: Instant) -> Vec<usize> {
+/// The row to run at `place`.
+pub(super) fn next(waiting: &[Waiting], place: Place, now: Instant) -> Next {
     let turn = |(_, Waiting { row, .. }): &(usize, &Waiting)| {
         (
             effective_class(row, now),
@@ -21,6 +22,7 @@ pub(super) fn next(waiting: &[Waiting], now: Instant) -> Vec<usize> {
             row.output,
         )
     };
-    let first = waiting.iter().enumerate().min_by_key(turn);
-    first.map(|(place, _)| place).into_iter().collect()
+    let may_run = |(_, Waiting { row, .. }): &(usize, &Waiting)| !(place.suspect && row.alone);
+    let first = waiting.iter().enumerate().filter(may_run).min_by_key(turn);
+    first.map_or(Next::Nothing, |(place, _)| Next::Run(vec![place]))
 }

@@ -2,7 +2,8 @@
 //!
 //! Both policies agree on what must not happen: that a row starves. A row is raised by one class for each [`AGING`]
 //! it has waited, without end, and the class comes first. So nothing overtakes a row that has waited `AGING` longer
-//! and is of the same class, or three times that and is of any.
+//! and is of the same class, or three times that and is of any. Suspects are the exception: one may have to wait for
+//! another one to be done.
 
 mod batched;
 mod continuous;
@@ -41,18 +42,32 @@ pub(crate) struct Waiting {
     pub(crate) since: Instant,
 }
 
+/// An engine with room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// Rows that it takes.
+    pub(crate) slots: usize,
+    /// A suspect runs there.
+    pub(crate) suspect: bool,
+}
+
+/// What to run on an engine with room.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The rows at these places of what waits, the first to go first. At least one.
+    Run(Vec<usize>),
+    /// Nothing yet.
+    At(Instant),
+    /// Nothing that waits may run there now.
+    Nothing,
+}
+
 impl Policy {
-    /// The places in `waiting` of the rows to run now on an engine with `slots` free, the first to go first; or when
-    /// to look again. `waiting` is not empty.
-    pub(crate) fn next(
-        self,
-        waiting: &[Waiting],
-        slots: usize,
-        now: Instant,
-    ) -> Result<Vec<usize>, Instant> {
+    /// What of `waiting`, which is not empty, runs at `place`.
+    pub(crate) fn next(self, waiting: &[Waiting], place: Place, now: Instant) -> Next {
         match self {
-            Self::Continuous => Ok(continuous::next(waiting, now)),
-            Self::Batched { delay } => batched::next(waiting, slots, delay, now),
+            Self::Continuous => continuous::next(waiting, place, now),
+            Self::Batched { delay } => batched::next(waiting, place.slots, delay, now),
         }
     }
 }

@@ -98,3 +98,30 @@ async fn an_event_waits_for_a_broker_that_restarts() {
     let advanced = within("advanced", advancing.join_all()).await.remove(0);
     assert!(advanced.unwrap().is_ok());
 }
+
+#[tokio::test]
+async fn a_known_life_is_moved_on_and_one_that_is_out_of_date_is_found_out() {
+    let site = Site::start().await;
+    let untouched = site.bus.known_life(output(1)).await.unwrap();
+    let advance = |known, event| site.bus.advance_known(known, event, 1);
+    let stored = advance(&untouched, LifeEvent::PriorStored).await;
+    let stored = stored.unwrap().unwrap();
+    let running = advance(&stored, started("a")).await.unwrap().unwrap();
+    assert_eq!(site.bus.known_life(output(1)).await.unwrap(), running);
+
+    // Somebody who has not heard of "a" takes nothing away from its life.
+    let second = advance(&stored, started("b")).await.unwrap().unwrap();
+    let outcomes: Vec<_> = second.life(1).attempts;
+    assert_eq!(outcomes.len(), 2);
+    assert_eq!(outcomes[0].outcome, Some(AttemptOutcome::Lost));
+    // And what could follow once is refused by what there is now.
+    let refused = advance(&untouched, LifeEvent::Admitted).await.unwrap();
+    assert_eq!(refused, Err(Refusal::PriorStored));
+    // What could not follow once can follow now.
+    let given_back = LifeEvent::GivenBack {
+        stage: WorkStage::Denoise,
+        worker: "b".parse().expect("allowed characters"),
+    };
+    let advanced = advance(&stored, given_back).await.unwrap().unwrap();
+    assert_eq!(advanced.life(1).state, OutputState::DenoiseWaiting);
+}

@@ -163,3 +163,33 @@ async fn of_all_who_find_a_worker_dead_one_gets_its_last_words() {
     let unknown = WorkerId::generate(Role::Denoiser);
     assert_eq!(site.bus.bury_worker(&unknown).await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn a_worker_of_tiny_jobs_tells_of_few_of_them_and_of_the_last() {
+    let site = Site::start().await;
+    let id = WorkerId::generate(Role::Denoiser);
+    let presence = Presence::start(
+        &site.bus,
+        worker(&id),
+        &site.tracker,
+        CancellationToken::new(),
+    );
+    let started = Instant::now();
+    for process in 0..300 {
+        presence.update(|now| now.process = process);
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    until("the last is told", || async {
+        let workers = site.bus.workers().await.unwrap();
+        workers.iter().any(|worker| worker.process == 299)
+    })
+    .await;
+    let bucket = site.raw().await.get_stream("KV_t-workers").await.unwrap();
+    let told = bucket.get_info().await.unwrap().state.last_sequence;
+    // One a tenth of a second, the first and the last.
+    let tenths = u64::try_from(started.elapsed().as_millis() / 100).unwrap();
+    assert!(
+        (2..=tenths + 2).contains(&told),
+        "{told} in {tenths} tenths"
+    );
+}

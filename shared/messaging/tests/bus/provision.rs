@@ -98,7 +98,7 @@ async fn a_consumer_with_other_settings_is_reported() {
     let ProvisionError::Differs { name, differences } = error else {
         panic!("{error:?}")
     };
-    assert_eq!(name, "consumer t-DN/standard");
+    assert_eq!(name, "consumer t-DN/all");
     assert_eq!(differences[0].field, "max_ack_pending");
 }
 
@@ -126,7 +126,7 @@ async fn what_is_missing_comes_back_although_something_else_differs() {
     let consumer = &wanted.denoise_consumer.name;
     stream.unwrap().delete_consumer(consumer).await.unwrap();
     let kept = site.bus.keep(&wanted).await.unwrap();
-    assert_eq!(kept.created, ["consumer t-DN/standard"]);
+    assert_eq!(kept.created, ["consumer t-DN/all"]);
     let [ProvisionError::Differs { name, .. }] = kept.differing.as_slice() else {
         panic!("{kept:?}")
     };

@@ -1,0 +1,116 @@
+//! How far this batcher runs ahead of the denoisers: what is seen of the denoise stage, for `batching` to judge.
+
+use std::{sync::Arc, time::Duration};
+
+use batching::{Backlog, Event, Look, Mark};
+use messaging::{Bus, BusError};
+use protocol::Role;
+use tokio::sync::watch;
+
+use super::{Driver, hands::News};
+
+/// Between two looks at the broker. In between, notices of ends and this batcher's own fan-outs are counted: a look
+/// only has to mend what those miss, and a denoiser that came or went is seen that much later.
+pub(super) const BACKLOG_LOOK_PERIOD: Duration = Duration::from_millis(500);
+
+/// What is known of the denoise stage.
+pub(super) struct Ahead {
+    backlog: Backlog,
+    room: bool,
+    noticed: watch::Receiver<u64>,
+    /// Notices that the backlog knows of.
+    counted: u64,
+    /// A look is under way.
+    looking: bool,
+}
+
+impl Ahead {
+    pub(super) fn new(outputs_max: Option<u64>, noticed: watch::Receiver<u64>) -> Self {
+        let counted = *noticed.borrow();
+        Self {
+            backlog: Backlog::new(outputs_max),
+            room: true,
+            counted,
+            noticed,
+            looking: false,
+        }
+    }
+
+    /// Returns when an output has ended, if that may make room. The sender lives in the membership.
+    pub(super) async fn end_noticed(&mut self) {
+        if self.room || self.noticed.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    pub(super) fn fanned_out(&mut self) {
+        self.backlog.fanned_out(1);
+    }
+
+    pub(super) const fn has_room(&self) -> bool {
+        self.room
+    }
+
+    /// Counts what ended since the last time.
+    fn count_ends(&mut self) {
+        let noticed = *self.noticed.borrow_and_update();
+        self.backlog.ended(noticed - self.counted);
+        self.counted = noticed;
+    }
+}
+
+impl Driver {
+    /// Tells the batch formers when the denoise stage has room again, or none any more.
+    pub(super) fn see_room(&mut self) {
+        self.ahead.count_ends();
+        let room = self.ahead.backlog.has_room();
+        if room != self.ahead.room {
+            self.ahead.room = room;
+            tracing::debug!(
+                room,
+                outputs = self.ahead.backlog.estimate(),
+                "denoise stage"
+            );
+            self.apply(Event::Room(room));
+            self.pass(Event::Room(room));
+        }
+    }
+
+    pub(super) fn look_ahead(&mut self) {
+        if self.ahead.looking {
+            return;
+        }
+        self.ahead.looking = true;
+        self.ahead.count_ends();
+        let (bench, mark) = (Arc::clone(&self.bench), self.ahead.backlog.mark());
+        self.hands.task(async move {
+            let look = look(&bench.member.bus).await;
+            let look = look.inspect_err(|error| tracing::debug!(%error, "no look ahead"));
+            News::Looked {
+                mark,
+                look: look.ok(),
+            }
+        });
+    }
+
+    /// While the broker does not answer, the last look counts.
+    pub(super) fn looked_ahead(&mut self, mark: Mark, look: Option<Look>) {
+        self.ahead.looking = false;
+        if let Some(look) = look {
+            self.ahead.backlog.looked(mark, look);
+        }
+        self.see_room();
+    }
+}
+
+async fn look(bus: &Bus) -> Result<Look, BusError> {
+    let (queues, workers) = tokio::try_join!(bus.queues(), bus.workers())?;
+    let denoisers = workers
+        .iter()
+        .filter(|worker| worker.role == Role::Denoiser && worker.state.takes_work())
+        .count();
+    Ok(Look {
+        outputs: queues.denoise.queued + queues.denoise.held,
+        denoisers: u64::try_from(denoisers).unwrap_or(u64::MAX),
+    })
+}
