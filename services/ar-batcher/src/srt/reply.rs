@@ -218,79 +218,78 @@ mod tests {
         assert_eq!(usage, (3, PREVIEW as u32 + 3));
     }
 
+    /// What is done to a good entry, and how its row fails then.
+    type Break = (&'static str, fn(&mut Value), ErrorCode);
+    const BREAKS: [Break; 13] = [
+        (
+            "an id below 0",
+            |item| item["output_ids"][PREVIEW] = json!(-1),
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "an id at the codebook's end",
+            |item| item["output_ids"][PREVIEW + 1] = json!(16_384),
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "an id that no u16 holds",
+            |item| item["output_ids"][PREVIEW] = json!(65_543),
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "no ids",
+            |item| item["output_ids"] = json!([]),
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "one id too few",
+            |item| item["output_ids"] = json!(vec![9; PREVIEW + 1]),
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "an early end",
+            |item| {
+                item["output_ids"] = json!(vec![9; 5]);
+                item["meta_info"]["finish_reason"] = json!({"type": "stop", "matched": 16_385});
+            },
+            ErrorCode::PriorTokensInvalid,
+        ),
+        (
+            "an abort",
+            |item| item["meta_info"]["finish_reason"] = json!({"type": "abort", "message": "m"}),
+            ErrorCode::ArFailed,
+        ),
+        (
+            "another row's entry",
+            |item| item["meta_info"]["id"] = json!("a"),
+            ErrorCode::ArFailed,
+        ),
+        (
+            "no prompt_tokens",
+            |item| item["meta_info"]["prompt_tokens"] = Value::Null,
+            ErrorCode::ArFailed,
+        ),
+        (
+            "no completion_tokens",
+            |item| item["meta_info"]["completion_tokens"] = Value::Null,
+            ErrorCode::ArFailed,
+        ),
+        (
+            "no meta_info",
+            |item| item["meta_info"] = Value::Null,
+            ErrorCode::ArFailed,
+        ),
+        (
+            "ids that are none",
+            |item| item["output_ids"][0] = json!("9"),
+            ErrorCode::ArFailed,
+        ),
+        ("no object", |item| *item = json!([]), ErrorCode::ArFailed),
+    ];
+
     #[test]
     fn a_bad_entry_is_its_own_rows_only() {
-        use ErrorCode::{ArFailed, PriorTokensInvalid};
-        type Break = (&'static str, fn(&mut Value), ErrorCode);
-        let breaks: [Break; 13] = [
-            (
-                "an id below 0",
-                |item| item["output_ids"][PREVIEW] = json!(-1),
-                PriorTokensInvalid,
-            ),
-            (
-                "an id at the codebook's end",
-                |item| item["output_ids"][PREVIEW + 1] = json!(16_384),
-                PriorTokensInvalid,
-            ),
-            (
-                "an id that no u16 holds",
-                |item| item["output_ids"][PREVIEW] = json!(65_543),
-                PriorTokensInvalid,
-            ),
-            (
-                "no ids",
-                |item| item["output_ids"] = json!([]),
-                PriorTokensInvalid,
-            ),
-            (
-                "one id too few",
-                |item| item["output_ids"] = json!(vec![9; PREVIEW + 1]),
-                PriorTokensInvalid,
-            ),
-            (
-                "an early end",
-                |item| {
-                    item["output_ids"] = json!(vec![9; 5]);
-                    item["meta_info"]["finish_reason"] = json!({"type": "stop", "matched": 16_385});
-                },
-                PriorTokensInvalid,
-            ),
-            (
-                "an abort",
-                |item| {
-                    item["meta_info"]["finish_reason"] = json!({"type": "abort", "message": "m"})
-                },
-                ArFailed,
-            ),
-            (
-                "another row's entry",
-                |item| item["meta_info"]["id"] = json!("a"),
-                ArFailed,
-            ),
-            (
-                "no prompt_tokens",
-                |item| item["meta_info"]["prompt_tokens"] = Value::Null,
-                ArFailed,
-            ),
-            (
-                "no completion_tokens",
-                |item| item["meta_info"]["completion_tokens"] = Value::Null,
-                ArFailed,
-            ),
-            (
-                "no meta_info",
-                |item| item["meta_info"] = Value::Null,
-                ArFailed,
-            ),
-            (
-                "ids that are none",
-                |item| item["output_ids"][0] = json!("9"),
-                ArFailed,
-            ),
-            ("no object", |item| *item = json!([]), ArFailed),
-        ];
-        for (what, break_it, code) in breaks {
+        for (what, break_it, code) in BREAKS {
             let mut bad = item("b", &[1, 2]);
             break_it(&mut bad);
             let found = codes(vec![item("a", &[1, 2]), bad, item("c", &[1, 2])]);
