@@ -10,10 +10,14 @@ use messaging::{Bus, BusConfig};
 use protocol::{
     OutputId, Prefix, Role, WorkerPresence, WorkerState, limits::ACK_WAIT, topology::Topology,
 };
-use replay::{Rule, Rules, Table};
+use replay::{Rule, Table};
 use tempfile::TempDir;
 
-use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
+use crate::{api::Api, binary, broker::Broker, http, process::Process};
+
+mod flags;
+
+use self::flags::{ar_engine_flags, engine_flags, write_faults};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
@@ -364,48 +368,6 @@ impl Fleet {
         }
         values
     }
-}
-
-/// The script of a fleet's replay engines.
-const FAULTS: &str = "faults.json";
-
-/// Whole or not at all: a worker may read at any moment.
-fn write_faults(folder: &Path, rules: &[Rule]) {
-    let fresh = folder.join("faults.part");
-    let text = serde_json::to_vec(&Rules(rules.to_vec())).expect("rules are JSON");
-    fs::write(&fresh, text).expect("the folder is ours");
-    fs::rename(fresh, folder.join(FAULTS)).expect("the folder is ours");
-}
-
-/// A worker's flags for its engine; writes the table that they name.
-fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
-    let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
-    match engine {
-        Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
-        Engine::Replay(table) | Engine::Srt { table, .. } => {
-            let times = folder.join("times.json");
-            let table = serde_json::to_vec(table).expect("a table is JSON");
-            fs::write(&times, table).expect("the folder is ours");
-            let faults = text(&folder.join(FAULTS));
-            let flags = ["--engine", "replay", "--times", &text(&times), "--faults"];
-            flags
-                .map(str::to_owned)
-                .into_iter()
-                .chain([faults])
-                .collect()
-        }
-    }
-}
-
-/// The AR-batcher's flags, where its engine is another one than the denoisers'.
-fn ar_engine_flags(engine: &Engine) -> Option<Vec<String>> {
-    let Engine::Srt { urls, .. } = engine else {
-        return None;
-    };
-    let (urls, model) = (urls.join(","), tiny_model());
-    let model = model.to_str().expect("paths of tests are text");
-    let own = ["--engine", "srt", "--srt-url", &urls, "--model", model];
-    Some(own.map(str::to_owned).to_vec())
 }
 
 fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
