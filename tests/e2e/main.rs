@@ -18,6 +18,7 @@ mod picture;
 mod prior_cache;
 mod replay;
 mod rolling;
+mod srt;
 mod stages;
 mod up;
 mod worker_loss;

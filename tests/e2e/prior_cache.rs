@@ -9,10 +9,7 @@ use replay::{ArTimes, DenoiseTimes, Table};
 use serde_json::{Value, json};
 
 const TABLE: Table = Table {
-    ar: ArTimes {
-        batch_ms: 20.0,
-        row_ms: 2.0,
-    },
+    ar: ArTimes::new(&[(1, 22.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 5.0,
         decode_ms: 2.0,

@@ -12,10 +12,14 @@ use messaging::{Bus, BusConfig};
 use protocol::{
     OutputId, Prefix, Role, WorkerPresence, WorkerState, limits::ACK_WAIT, topology::Topology,
 };
-use replay::{Rule, Rules, Table};
+use replay::{Rule, Table};
 use tempfile::TempDir;
 
-use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
+use crate::{api::Api, binary, broker::Broker, http, process::Process};
+
+mod flags;
+
+use self::flags::{ar_engine_flags, engine_flags, write_faults};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
@@ -30,6 +34,13 @@ pub enum Engine {
     TinyModel,
     /// The replay engines with these times, and with the faults of [`Fleet::script`].
     Replay(Table),
+    /// As [`Engine::Replay`], but the AR-batcher asks SRT servers and tokenizes with the tiny checkpoint.
+    Srt {
+        /// Their URLs.
+        urls: Vec<String>,
+        /// Of the denoisers.
+        table: Table,
+    },
 }
 
 /// What a fleet is made of.
@@ -168,18 +179,19 @@ impl Fleet {
             &gateway_flags,
             folder.path(),
         );
-        let engine_flags = engine_flags(&size.engine, folder.path());
-        let worker_flags: Vec<_> = bus_flags
-            .map(str::to_owned)
-            .into_iter()
-            .chain(engine_flags)
-            .chain(flags.iter().map(ToString::to_string))
-            .collect();
-        let ar_own = size.ar_flags.iter().map(ToString::to_string);
-        let mut ar_flags: Vec<_> = worker_flags.iter().cloned().chain(ar_own).collect();
+        let all_flags = |engine: Vec<String>| -> Vec<String> {
+            let common = bus_flags.iter().chain(flags).map(ToString::to_string);
+            common.chain(engine).collect()
+        };
+        let worker_flags = all_flags(engine_flags(&size.engine, folder.path()));
+        let mut ar_flags = match ar_engine_flags(&size.engine) {
+            Some(own) => all_flags(own),
+            None => worker_flags.clone(),
+        };
         if prior_cache == PriorCache::Off {
             ar_flags.push("--no-prior-cache".to_owned());
         }
+        ar_flags.extend(size.ar_flags.iter().map(ToString::to_string));
         let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
         let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
@@ -347,36 +359,17 @@ impl Fleet {
         })
         .await
     }
-}
 
-/// The script of a fleet's replay engines.
-const FAULTS: &str = "faults.json";
-
-/// Whole or not at all: a worker may read at any moment.
-fn write_faults(folder: &Path, rules: &[Rule]) {
-    let fresh = folder.join("faults.part");
-    let text = serde_json::to_vec(&Rules(rules.to_vec())).expect("rules are JSON");
-    fs::write(&fresh, text).expect("the folder is ours");
-    fs::rename(fresh, folder.join(FAULTS)).expect("the folder is ours");
-}
-
-/// A worker's flags for its engine; writes the table that they name.
-fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
-    let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
-    match engine {
-        Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
-        Engine::Replay(table) => {
-            let times = folder.join("times.json");
-            let table = serde_json::to_vec(table).expect("a table is JSON");
-            fs::write(&times, table).expect("the folder is ours");
-            let faults = text(&folder.join(FAULTS));
-            let flags = ["--engine", "replay", "--times", &text(&times), "--faults"];
-            flags
-                .map(str::to_owned)
-                .into_iter()
-                .chain([faults])
-                .collect()
-        }
+    /// What `/readyz` of the AR-batcher says, and whether it is ready.
+    pub async fn ar_readiness(&self) -> Option<(bool, String)> {
+        let workers = self.bus.workers().await.ok()?;
+        let process = self.ar_batcher.id();
+        let address = workers
+            .iter()
+            .find(|worker| worker.process == process)?
+            .health_address?;
+        let (status, text) = http::text(&format!("http://{address}/readyz")).await?;
+        Some((status.is_success(), text))
     }
 }
 

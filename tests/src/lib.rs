@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod http;
 pub mod process;
 pub mod recipe;
+pub mod srt;
 
 use std::{
     net::TcpListener,

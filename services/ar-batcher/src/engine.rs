@@ -65,7 +65,7 @@ pub enum EngineError {
 }
 
 /// Runs batches. Implementations: [`crate::native::NativeEngine`] on libtorch, [`crate::replay::ReplayEngine`], and
-/// an external SRT server over HTTP (not built yet), which is why a batch is a future and not a call.
+/// [`crate::srt::SrtEngine`] over HTTP, which is why a batch is a future and not a call.
 pub trait PriorEngine: Send + Sync + 'static {
     /// Valid token ids are below this.
     fn codebook_size(&self) -> u32;

@@ -14,11 +14,12 @@ mod prior_cache;
 pub mod replay;
 mod request;
 mod settle;
+pub mod srt;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use batching::{Limits, Policy};
-use clap::CommandFactory;
+use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
 use messaging::{HELD_MAX, Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
@@ -36,6 +37,7 @@ use crate::{
     native::NativeEngine,
     prior_cache::{CacheCounters, PriorCache},
     replay::ReplayEngine,
+    srt::{SrtArgs, SrtEngine},
 };
 
 /// Most rows in flight on one engine: as many requests for one output each wait meanwhile, and the queue lets one
@@ -48,6 +50,8 @@ const _: () = assert!(SLOTS_MAX as usize * 2 <= HELD_MAX);
 pub enum Engine {
     /// The model, on libtorch
     Native,
+    /// An SRT server over HTTP: SGLang's runtime, which has the weights
+    Srt,
     /// No model: times, tokens and failures by table
     Replay,
 }
@@ -68,6 +72,9 @@ pub struct Args {
     /// What there is instead of a model.
     #[command(flatten)]
     pub replay: ReplayArgs,
+    /// Who has it instead of us.
+    #[command(flatten)]
+    pub srt: SrtArgs,
     /// How rows are put together; `continuous` is for engines that let rows join while others run [default: batched for
     /// the native engine, continuous for others]
     #[arg(long, value_enum)]
@@ -98,9 +105,17 @@ impl Args {
         if self.engine != Engine::Replay {
             self.replay.refuse::<Self>()?;
         }
+        if self.engine != Engine::Srt && !self.srt.srt_urls.is_empty() {
+            let text = "--srt-url can only be used with --engine srt";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+        }
+        if self.engine == Engine::Srt && self.srt.srt_timeout >= self.retry.stall_max {
+            let text = "--srt-timeout-s must be less than --stall-max-s";
+            return Err(Self::command().error(ErrorKind::ValueValidation, text));
+        }
         if self.engine == Engine::Native && self.admission == Some(Admission::Continuous) {
             let text = "the native engine runs one batch at a time: --admission has to be batched";
-            return Err(Self::command().error(clap::error::ErrorKind::ArgumentConflict, text));
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
         }
         Ok(self)
     }
@@ -108,7 +123,7 @@ impl Args {
     fn policy(&self) -> Policy {
         let by_engine = match self.engine {
             Engine::Native => Admission::Batched,
-            Engine::Replay => Admission::Continuous,
+            Engine::Srt | Engine::Replay => Admission::Continuous,
         };
         match self.admission.unwrap_or(by_engine) {
             Admission::Continuous => Policy::Continuous,
@@ -155,7 +170,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     health.set_not_ready("loading the model");
     let Some(engines) = shutdown
         .token
-        .run_until_cancelled(load(&args))
+        .run_until_cancelled(load(&args, &health, shutdown))
         .await
         .transpose()?
     else {
@@ -214,6 +229,7 @@ fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: Socket
         role: Role::ArBatcher,
         device: match args.engine {
             Engine::Native => args.model.device.clone(),
+            Engine::Srt => "srt".to_owned(),
             Engine::Replay => replay::REVISION.to_owned(),
         },
         model_revision: revision.unwrap_or_default(),
@@ -227,6 +243,7 @@ fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: Socket
 fn writer(args: &Args, revision: &str) -> Option<String> {
     let writer = match args.engine {
         Engine::Native => format!("native {revision} {}", args.model.dtype),
+        Engine::Srt => format!("srt {revision}"),
         Engine::Replay => format!("replay {revision}"),
     };
     (!args.no_prior_cache).then_some(writer)
@@ -240,19 +257,31 @@ async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass
 }
 
 /// The engines, at least one.
-async fn load(args: &Args) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
-    let engine: Arc<dyn PriorEngine> = match args.engine {
-        Engine::Native => Arc::new(NativeEngine::load(args.model.clone()).await?),
-        Engine::Replay => Arc::new(ReplayEngine::load(&args.replay).await?),
+async fn load(
+    args: &Args,
+    health: &Health,
+    shutdown: &Shutdown,
+) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
+    let engines: Vec<Arc<dyn PriorEngine>> = match args.engine {
+        Engine::Native => vec![Arc::new(NativeEngine::load(args.model.clone()).await?)],
+        Engine::Replay => vec![Arc::new(ReplayEngine::load(&args.replay).await?)],
+        Engine::Srt => {
+            let engines = SrtEngine::load(&args.srt, args.model.folder())?;
+            srt::watch_servers(&engines, health, shutdown);
+            engines
+                .into_iter()
+                .map(|engine| Arc::new(engine) as _)
+                .collect()
+        }
     };
-    tracing::info!(revision = engine.revision(), "loaded");
-    Ok(vec![engine])
+    let revision = engines.first().map(|engine| engine.revision());
+    tracing::info!(revision, engines = engines.len(), "loaded");
+    Ok(engines)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use clap::error::ErrorKind;
 
     use super::*;
 
@@ -291,5 +320,43 @@ mod tests {
         }
         let args = parsed("--model m --slots-max 8").expect("allowed");
         assert_eq!(args.limits(2).waiting_max, 16);
+    }
+
+    #[test]
+    fn srt_takes_its_servers_and_a_model_to_tokenize_with() {
+        use ErrorKind::{ArgumentConflict, MissingRequiredArgument, ValueValidation};
+        for (flags, wanted) in [
+            ("--engine srt --srt-url http://h:1 --model m", Ok(1)),
+            (
+                "--engine srt --srt-url http://h:1/,http://h:2 --srt-url http://h:3 --model m",
+                Ok(3),
+            ),
+            (
+                "--engine srt --srt-url http://h:1 --model m --srt-timeout-s 9 --stall-max-s 10",
+                Ok(1),
+            ),
+            ("--engine srt --model m", Err(MissingRequiredArgument)),
+            (
+                "--engine srt --srt-url http://h:1",
+                Err(MissingRequiredArgument),
+            ),
+            (
+                "--engine srt --srt-url https://h --model m",
+                Err(ValueValidation),
+            ),
+            ("--srt-url http://h:1 --model m", Err(ArgumentConflict)),
+            (
+                "--engine replay --times t --srt-url http://h:1",
+                Err(ArgumentConflict),
+            ),
+            ("--model m --srt-timeout-s 9", Err(MissingRequiredArgument)),
+            (
+                "--engine srt --srt-url http://h:1 --model m --srt-timeout-s 10 --stall-max-s 10",
+                Err(ValueValidation),
+            ),
+        ] {
+            let urls = parsed(flags).map(|args| args.srt.srt_urls.len());
+            assert_eq!(urls, wanted, "{flags}");
+        }
     }
 }

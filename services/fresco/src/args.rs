@@ -5,7 +5,7 @@ mod operator;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use protocol::{ImageSize, Prefix, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
 use service::{Admission, BusArgs, ReplayArgs};
 
@@ -85,6 +85,8 @@ that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
 pub enum Engine {
     /// The model, on libtorch
     Native,
+    /// SRT servers write, the model on libtorch paints
+    Srt,
     /// No model: times, pictures and failures by table
     Replay,
 }
@@ -104,6 +106,15 @@ pub struct UpArgs {
         conflicts_with = "times"
     )]
     pub model: Option<PathBuf>,
+
+    /// SRT server that `--engine srt` writes with; repeat it for several
+    #[arg(
+        long = "srt-url",
+        value_name = "URL",
+        value_delimiter = ',',
+        required_if_eq("engine", "srt")
+    )]
+    pub srt_urls: Vec<String>,
 
     /// What there is instead of a model
     #[command(flatten)]
@@ -279,14 +290,19 @@ impl Cli {
         {
             up.replay.refuse::<Self>()?;
         }
+        if let Command::Up(up) = &self.command
+            && up.engine != Engine::Srt
+            && !up.srt_urls.is_empty()
+        {
+            let text = "--srt-url can only be used with --engine srt";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+        }
         Ok(self)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -303,6 +319,10 @@ mod tests {
         for (flags, allowed) in [
             ("--model m", true),
             ("--engine native --model m", true),
+            ("--engine srt --srt-url http://h:1 --model m", true),
+            ("--engine srt --model m", false),
+            ("--engine srt --srt-url http://h:1", false),
+            ("--model m --srt-url http://h:1", false),
             ("--engine replay --times t --time-scale 2 --faults f", true),
             ("", false),
             ("--engine replay", false),

@@ -22,6 +22,7 @@ mod paint_request;
 mod painter;
 mod picture;
 mod prior;
+mod prior_codec;
 mod report;
 mod revision;
 pub mod rng;
@@ -33,6 +34,8 @@ mod tokenizer;
 mod vae;
 pub mod weights;
 
+pub use ar::generation_config::{Draw, SamplingConfig, Warpers};
+pub use ar::grid::{Grid, TargetGrids};
 pub use checkpoint::{CheckReport, Checkpoint};
 pub use device::set_threads;
 pub use error::{ModelError, Result};
@@ -40,4 +43,5 @@ pub use paint_request::{Limits, PaintProgress, PaintRequest, PaintStage, PriorGr
 pub use painter::Painter;
 pub use picture::Picture;
 pub use prior::{ArProgress, ImageSize, PriorModel, PriorRequest, PriorRow};
+pub use prior_codec::{PriorCodec, PriorPrompt};
 pub use weights::{LoadOptions, Mode, PartReport};

@@ -3,22 +3,17 @@
 
 use std::ops::ControlFlow;
 
-use crate::ar::config::ArConfig;
 use crate::ar::generate::{RowPrompt, generate};
-use crate::ar::generation_config::SamplingConfig;
 use crate::ar::grid::TargetGrids;
 use crate::ar::language_model::LanguageModel;
 use crate::ar::sampling::Sampler;
 use crate::checkpoint::{CheckReport, Checkpoint};
 use crate::error::{ModelError, Result};
-use crate::tokenizer::PromptTokenizer;
+use crate::prior_codec::{PART, PriorCodec};
 use crate::weights::{LoadOptions, Mode, PartReport, Weights};
 
 pub use crate::ar::generate::ArProgress;
 pub use crate::ar::grid::ImageSize;
-
-/// The part of the checkpoint, as its folder is called.
-const PART: &str = "vision_language_encoder";
 
 /// What one row of a batch asks for.
 #[derive(Debug, Clone, Copy)]
@@ -42,11 +37,9 @@ pub struct PriorRow {
 /// The loaded language model with its tokenizer.
 #[derive(Debug)]
 pub struct PriorModel {
-    pub(crate) tokenizer: PromptTokenizer,
+    pub(crate) codec: PriorCodec,
     pub(crate) model: LanguageModel,
     pub(crate) sampler: Sampler,
-    tokens_max: usize,
-    codebook_size: u32,
 }
 
 impl PriorModel {
@@ -70,32 +63,24 @@ impl PriorModel {
     }
 
     fn build(checkpoint: &Checkpoint, options: LoadOptions) -> Result<(Self, PartReport)> {
-        let dir = checkpoint.part(PART);
-        let config = ArConfig::read(&dir.join("config.json"))?;
-        let sampling = SamplingConfig::read(&dir.join("generation_config.json"))?;
-        let tokenizer = PromptTokenizer::open(&checkpoint.part("processor"), &config)?;
-        let mut weights = Weights::open(&dir, "model", options)?;
-        let model = LanguageModel::load(&config, &mut weights)?;
+        let codec = PriorCodec::open(checkpoint)?;
+        let mut weights = Weights::open(&checkpoint.part(PART), "model", options)?;
+        let model = LanguageModel::load(&codec.config, &mut weights)?;
         let report = weights.finish()?;
-        let (codebook, text) = (config.vq_config.num_embeddings, &config.text_config);
-        let sampler = Sampler::new(&sampling, codebook, text.vision_vocab_size)?;
-        let tokens_max = text.max_position_embeddings;
-        let codebook_size = u32::try_from(codebook).unwrap_or(u32::MAX);
-        Ok((
-            Self {
-                tokenizer,
-                model,
-                sampler,
-                tokens_max,
-                codebook_size,
-            },
-            report,
-        ))
+        let codebook = codec.config.vq_config.num_embeddings;
+        let vocabulary = codec.config.text_config.vision_vocab_size;
+        let sampler = Sampler::new(codec.sampling(), codebook, vocabulary)?;
+        let model = Self {
+            codec,
+            model,
+            sampler,
+        };
+        Ok((model, report))
     }
 
     /// Prior ids are below this.
     pub fn codebook_size(&self) -> u32 {
-        self.codebook_size
+        self.codec.codebook_size()
     }
 
     /// Writes the tokens of all rows together; every row as it would come out alone.
@@ -108,7 +93,7 @@ impl PriorModel {
         let grids = TargetGrids::of(size)?;
         let prompts = rows
             .iter()
-            .map(|row| self.prompt(*row, grids))
+            .map(|row| self.prompt(*row, size))
             .collect::<Result<Vec<_>>>()?;
         let written = generate(&self.model, &self.sampler, grids, &prompts, &mut |p, _| {
             observe(p)
@@ -120,17 +105,9 @@ impl PriorModel {
             .collect()
     }
 
-    fn prompt(&self, row: PriorRequest<'_>, grids: TargetGrids) -> Result<RowPrompt> {
-        let ids = self
-            .tokenizer
-            .encode(&self.tokenizer.expand(row.prompt, grids)?)?;
-        let tokens = ids.len() + grids.tokens();
-        if tokens > self.tokens_max {
-            let problem = format!("and picture need {tokens} tokens of {}", self.tokens_max);
-            return Err(ModelError::request("prompt", problem));
-        }
+    fn prompt(&self, row: PriorRequest<'_>, size: ImageSize) -> Result<RowPrompt> {
         Ok(RowPrompt {
-            ids,
+            ids: self.codec.prompt(row.prompt, size)?.ids,
             seed: row.seed,
         })
     }

@@ -121,8 +121,12 @@ pub struct RetryArgs {
     pub stall_max: Duration,
 }
 
-/// A number of seconds above 0, fractions allowed.
-fn some_seconds(text: &str) -> Result<Duration, String> {
+/// A flag's number of seconds above 0, fractions allowed.
+///
+/// # Errors
+///
+/// A text for clap to show.
+pub fn some_seconds(text: &str) -> Result<Duration, String> {
     match seconds(text)? {
         Duration::ZERO => Err("not above 0".to_owned()),
         duration => Ok(duration),

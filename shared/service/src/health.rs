@@ -17,12 +17,23 @@ pub enum Readiness {
     NotReady(String),
 }
 
+/// What a process hears of the servers that do its work, if there are any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upstream {
+    /// Why none of them takes work.
+    pub down: Option<String>,
+    /// What an operator should know although work is done; one line each.
+    pub notes: Vec<String>,
+}
+
 /// The readiness of a process: written by its main loop, read by `/readyz`.
 #[derive(Debug, Clone)]
 pub struct Health {
     readiness: watch::Sender<Readiness>,
     /// A process without its broker takes no work, whatever it would like.
     connected: watch::Sender<bool>,
+    /// Nor does one whose upstream is down.
+    upstream: watch::Sender<Upstream>,
 }
 
 impl Default for Health {
@@ -37,6 +48,7 @@ impl Health {
         Self {
             readiness: watch::Sender::new(Readiness::NotReady("starting".into())),
             connected: watch::Sender::new(true),
+            upstream: watch::Sender::default(),
         }
     }
 
@@ -64,12 +76,33 @@ impl Health {
         self.connected.send_replace(connected);
     }
 
+    /// How its upstream is; on top of the readiness set otherwise.
+    pub fn set_upstream(&self, upstream: Upstream) {
+        self.upstream.send_replace(upstream);
+    }
+
     /// As it is now.
     pub fn snapshot(&self) -> Readiness {
         if !*self.connected.borrow() {
             return Readiness::NotReady("the message broker is not connected".to_owned());
         }
-        self.readiness.borrow().clone()
+        match (
+            &*self.readiness.borrow(),
+            self.upstream.borrow().down.clone(),
+        ) {
+            (Readiness::Ready, Some(down)) => Readiness::NotReady(down),
+            (readiness, _) => readiness.clone(),
+        }
+    }
+
+    /// What `/readyz` says of a process that is ready.
+    fn ready_text(&self) -> String {
+        let mut text = String::from("ready\n");
+        for note in &self.upstream.borrow().notes {
+            text.push_str(note);
+            text.push('\n');
+        }
+        text
     }
 }
 
@@ -77,7 +110,7 @@ impl Health {
 pub fn routes(health: Health, metrics: Arc<Registry>) -> BoxedFilter<(warp::reply::Response,)> {
     let livez = warp::path!("livez").map(|| "ok\n".into_response());
     let readyz = warp::path!("readyz").map(move || match health.snapshot() {
-        Readiness::Ready => "ready\n".into_response(),
+        Readiness::Ready => health.ready_text().into_response(),
         Readiness::NotReady(reason) => {
             warp::reply::with_status(format!("{reason}\n"), StatusCode::SERVICE_UNAVAILABLE)
                 .into_response()
@@ -120,4 +153,28 @@ pub async fn serve(
         .tracker
         .spawn(warp::serve(routes).incoming(listener).graceful(stop).run());
     Ok(bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_as_ready_as_what_it_needs() {
+        let health = Health::new();
+        let not_ready = |why: &str| Readiness::NotReady(why.to_owned());
+        let upstream = |down: Option<&str>| Upstream {
+            down: down.map(str::to_owned),
+            notes: vec!["a note".to_owned()],
+        };
+        health.set_upstream(upstream(Some("down")));
+        assert_eq!(health.snapshot(), not_ready("starting"));
+        health.set_ready();
+        assert_eq!(health.snapshot(), not_ready("down"));
+        health.set_upstream(upstream(None));
+        assert_eq!(health.snapshot(), Readiness::Ready);
+        assert_eq!(health.ready_text(), "ready\na note\n");
+        health.set_connected(false);
+        assert!(matches!(health.snapshot(), Readiness::NotReady(_)));
+    }
 }

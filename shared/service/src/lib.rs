@@ -13,9 +13,11 @@ mod replay_args;
 mod shutdown;
 pub mod telemetry;
 
-pub use args::{Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, without_credentials};
+pub use args::{
+    Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials,
+};
 pub use device_thread::{DeviceThread, DeviceThreadDied};
-pub use health::Health;
+pub use health::{Health, Upstream};
 pub use model_args::ModelArgs;
 /// The metrics library, so that all roles fill the same kind of registry.
 pub use prometheus_client as metrics;

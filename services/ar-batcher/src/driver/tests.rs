@@ -183,10 +183,7 @@ struct Args {
 async fn counted(folder: &TempDir, number: usize, script: &str) -> Counted {
     let times = folder.path().join("times.json");
     let table = replay::Table {
-        ar: replay::ArTimes {
-            batch_ms: 20.0,
-            row_ms: 0.0,
-        },
+        ar: replay::ArTimes::new(&[(1, 20.0)], 258),
         denoise: replay::DenoiseTimes {
             step_ms: 0.0,
             decode_ms: 0.0,

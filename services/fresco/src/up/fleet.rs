@@ -60,6 +60,10 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     };
     let engine = engine(args);
     let mut batcher = engine.clone();
+    if args.engine == Engine::Srt {
+        let urls = args.srt_urls.join(",");
+        batcher.extend(["--engine", "srt", "--srt-url", &urls].map(OsString::from));
+    }
     if let Some(admission) = args.admission {
         batcher.extend(["--admission".into(), admission.to_string().into()]);
     }
@@ -103,7 +107,7 @@ fn engine(args: &UpArgs) -> Vec<OsString> {
     };
     let file = |file: &Option<PathBuf>| file.clone().map(PathBuf::into_os_string);
     match args.engine {
-        Engine::Native => {
+        Engine::Native | Engine::Srt => {
             flag("--model", file(&args.model));
             flag("--device", args.device.clone().map(OsString::from));
             flag("--dtype", args.dtype.clone().map(OsString::from));
@@ -184,6 +188,22 @@ mod tests {
             ),
             expected
         );
+    }
+
+    #[test]
+    fn srt_servers_are_the_batchers_and_the_model_is_everybodys() {
+        let common = "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3";
+        let listens = "--listen 127.0.0.1:8081 --health-listen 127.0.0.1:8082";
+        let urls = "http://h:1,http://h:2";
+        let expected = [
+            format!("gateway = /bin/fresco-gateway {common} {listens}"),
+            format!(
+                "ar-batcher = /bin/fresco-ar-batcher {common} --model /m --engine srt --srt-url {urls}"
+            ),
+            format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m"),
+        ];
+        let flags = "--engine srt --srt-url http://h:1 --srt-url http://h:2 --model /m";
+        assert_eq!(children(&format!("--denoisers 1 {flags}")), expected);
     }
 
     #[test]

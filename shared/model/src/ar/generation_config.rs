@@ -28,14 +28,15 @@ const UNSUPPORTED: [(&str, f64); 10] = [
 
 /// How the next id is drawn from the logits.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct SamplingConfig {
-    pub(crate) draw: Draw,
+pub struct SamplingConfig {
+    /// How an id is chosen.
+    pub draw: Draw,
     /// Ids that are never drawn, on top of those the grid forbids.
-    pub(crate) suppressed: Vec<i64>,
+    pub suppressed: Vec<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Draw {
+pub enum Draw {
     /// The likeliest id.
     Greedy,
     /// An id by its probability, after the warpers.
@@ -44,12 +45,13 @@ pub(crate) enum Draw {
 
 /// Applied in the order of the fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Warpers {
-    pub(crate) temperature: f64,
+pub struct Warpers {
+    /// Above 0; 1 does nothing.
+    pub temperature: f64,
     /// Only the so many likeliest; `None` keeps all.
-    pub(crate) top_k: Option<i64>,
+    pub top_k: Option<i64>,
     /// Only the likeliest that make up this much probability; `None` keeps all.
-    pub(crate) top_p: Option<f64>,
+    pub top_p: Option<f64>,
 }
 
 #[derive(Deserialize)]

@@ -96,9 +96,13 @@ fn every_case_equals_the_reference_from_text_to_sampled_ids_a21() {
         })
         .expect("size");
 
-        let text = model.tokenizer.expand(&case.prompt, grids).expect("text");
+        let text = model
+            .codec
+            .tokenizer
+            .expand(&case.prompt, grids)
+            .expect("text");
         assert_eq!(text, case.expanded_text, "{name}");
-        let ids = model.tokenizer.encode(&text).expect("ids");
+        let ids = model.codec.tokenizer.encode(&text).expect("ids");
         assert_eq!(ids, golden.ids("ar.input_ids"), "{name}");
         assert_eq!(
             prefill_positions(ids.len()),
@@ -215,8 +219,15 @@ fn a_row_of_a_batch_equals_the_same_row_alone_to_the_bit() {
     let prompts: Vec<_> = batch.rows.iter().map(prompt).collect();
     let (together, logits_together) = run(&prompts);
     for (i, row) in batch.rows.iter().enumerate() {
-        let text = model.tokenizer.expand(&row.prompt, grids).expect("text");
-        assert_eq!(model.tokenizer.encode(&text).expect("ids"), row.input_ids);
+        let text = model
+            .codec
+            .tokenizer
+            .expand(&row.prompt, grids)
+            .expect("text");
+        assert_eq!(
+            model.codec.tokenizer.encode(&text).expect("ids"),
+            row.input_ids
+        );
         let (alone, logits_alone) = run(&[prompt(row)]);
         assert_eq!(alone[0], row.sampled_ids, "row {i} alone");
         assert_eq!(together[i], row.sampled_ids, "row {i} in the batch");
@@ -308,11 +319,16 @@ fn prompts_of_all_sorts_give_the_references_ids() {
     })
     .expect("a size");
     for row in golden_json::<Vec<TokenizerRow>>("tokenizer.json") {
-        let text = model.tokenizer.expand(&row.prompt, grids).expect("text");
+        let text = model
+            .codec
+            .tokenizer
+            .expand(&row.prompt, grids)
+            .expect("text");
         assert_eq!(text, row.expanded_text);
         // A token that stands for a picture is refused; the reference reads it.
         if row.input_ids.iter().any(|id| [513, 865].contains(id)) {
             let error = model
+                .codec
                 .tokenizer
                 .encode(&text)
                 .expect_err("a picture in the prompt");
@@ -325,7 +341,7 @@ fn prompts_of_all_sorts_give_the_references_ids() {
             ));
         } else {
             assert_eq!(
-                model.tokenizer.encode(&text).expect("ids"),
+                model.codec.tokenizer.encode(&text).expect("ids"),
                 row.input_ids,
                 "{text}"
             );

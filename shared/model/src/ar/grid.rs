@@ -17,27 +17,36 @@ pub struct ImageSize {
 
 /// Rows and columns of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Grid {
-    pub(crate) h: u32,
-    pub(crate) w: u32,
+pub struct Grid {
+    /// Rows.
+    pub h: u32,
+    /// Columns.
+    pub w: u32,
 }
 
 impl Grid {
-    pub(crate) fn tokens(self) -> usize {
+    /// Its ids.
+    pub fn tokens(self) -> usize {
         self.h as usize * self.w as usize
     }
 }
 
 /// What the model writes for one picture: the preview, the large grid, one last token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TargetGrids {
-    pub(crate) large: Grid,
-    pub(crate) preview: Grid,
+pub struct TargetGrids {
+    /// The prior of the picture.
+    pub large: Grid,
+    /// What the model writes first and nobody paints.
+    pub preview: Grid,
 }
 
 impl TargetGrids {
     /// Both sides must be multiples of 32. The preview is about 256 tokens whatever the size.
-    pub(crate) fn of(size: ImageSize) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// Another size, or one so elongated that its preview is empty.
+    pub fn of(size: ImageSize) -> Result<Self> {
         for side in [size.height, size.width] {
             if side == 0 || !side.is_multiple_of(PIXELS_PER_TOKEN) {
                 let (width, height) = (size.width, size.height);
@@ -64,7 +73,7 @@ impl TargetGrids {
     }
 
     /// Ids inside the grids; the model writes one more, the end.
-    pub(crate) fn tokens(self) -> usize {
+    pub fn tokens(self) -> usize {
         self.large.tokens() + self.preview.tokens()
     }
 }
