@@ -4,12 +4,14 @@
 #
 #   OUT    folder for the results          target/bench
 #   SCALE  of all times of the stages      0.05
+#   ROUNDS requests of each client         15
 #   PARTS  some of: mixes plan dispatch    all
 set -eu
 cd "$(dirname "$0")/.."
 
 out=${OUT:-target/bench}
 scale=${SCALE:-0.05}
+rounds=${ROUNDS:-15}
 parts=${PARTS:-mixes plan dispatch}
 fresco=target/release/fresco
 
@@ -32,11 +34,11 @@ mixes() {
     for sizes in 1 2 4 8; do
         for admission in batched continuous; do
             timed "mix-28-$sizes-$admission" --admission "$admission" --concurrency 28 --ar-slots 28 \
-                --sizes "$(sizes "$sizes")" --requests 420
+                --sizes "$(sizes "$sizes")" --requests "$((28 * rounds))"
         done
     done
     for sizes in 1 8; do
-        timed "mix-112-$sizes-continuous" --concurrency 112 --ar-slots 56 --sizes "$(sizes "$sizes")" --requests 1120
+        timed "mix-112-$sizes-continuous" --concurrency 112 --ar-slots 56 --sizes "$(sizes "$sizes")" --requests "$((112 * rounds))"
     done
 }
 

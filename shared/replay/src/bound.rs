@@ -56,7 +56,8 @@ pub fn throughput_max(times: &Times, capacity: &Capacity) -> f64 {
                 above = middle;
             }
         }
-        both(below).max(both(pair[1])).max(both(pair[0]))
+        // `above` too: where nothing takes time, one row more than none is infinitely many a second.
+        both(above).max(both(below)).max(both(pair[1]))
     });
     let denoisers = per_second(count(capacity.denoisers), picture);
     best.fold(0.0, f64::max).min(denoisers)

@@ -41,8 +41,8 @@ pub(crate) struct Outcome {
     pub(crate) ar_slots: usize,
     pub(crate) time_scale: f64,
     pub(crate) measured: Summary,
-    /// What the simulation makes of the same load.
-    pub(crate) planned: Summary,
+    /// What the simulation makes of the same load; none where nothing takes time.
+    pub(crate) planned: Option<Summary>,
     /// Of each role, client and broker included; none of a fleet that others started but the client's.
     pub(crate) cpu_ms_per_request: BTreeMap<String, f64>,
 }
@@ -74,10 +74,8 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
         denoisers: args.denoisers.into(),
         ar_slots: args.ar_slots.into(),
     };
-    let nothing = || Failure::Unusable("nothing is left to count: more --requests".to_owned());
-    // First: it takes no time, and a load of which nothing counts need not be run.
     let planned = simulate(&times, &load, stages, policy(args.admission));
-    let planned = summarise(&planned, &load, stages, &times).ok_or_else(nothing)?;
+    let planned = summarise(&planned, &load, stages, &times);
 
     let own = match &args.url {
         Some(_) => None,
@@ -168,10 +166,12 @@ fn lines(outcome: &Outcome) -> Vec<String> {
     let roles = outcome.cpu_ms_per_request.iter();
     let roles: Vec<_> = roles.map(|(role, ms)| format!("{role} {ms:.2}")).collect();
     lines.push(format!("CPU         {} ms a request", roles.join(", ")));
-    lines.push(format!(
-        "plan        {:.4} images/s, mean latency {:.3} s",
-        planned.images_per_s, planned.latency_s.mean
-    ));
+    if let Some(planned) = planned {
+        let (rate, latency) = (planned.images_per_s, planned.latency_s.mean);
+        lines.push(format!(
+            "plan        {rate:.4} images/s, mean latency {latency:.3} s"
+        ));
+    }
     lines.push(format!(
         "window      {:.1} s, {} requests, {} of all failed",
         measured.window_s, measured.requests, measured.failed

@@ -133,20 +133,20 @@ fn plans(outcomes: &[&Outcome]) -> Vec<String> {
     let head =
         "| load | sizes | admission | images/s | plan | off by | mean latency s | plan | off by |";
     let row = |outcome: &&Outcome| {
-        let (measured, planned) = (&outcome.measured, &outcome.planned);
+        let (measured, planned) = (&outcome.measured, outcome.planned.as_ref()?);
         let off = |measured: f64, planned: f64| 100.0 * (planned / measured - 1.0);
         let (rate, rate_planned) = (measured.images_per_s, planned.images_per_s);
         let (latency, latency_planned) = (measured.latency_s.mean, planned.latency_s.mean);
-        format!(
+        Some(format!(
             "| {} | {} | {} | {rate:.3} | {rate_planned:.3} | {:+.1} % | {latency:.1} | {latency_planned:.1} | {:+.1} % |",
             arrivals(&outcome.load),
             outcome.load.sizes.len(),
             outcome.admission,
             off(rate, rate_planned),
             off(latency, latency_planned),
-        )
+        ))
     };
-    markdown(head, outcomes.iter().map(row))
+    markdown(head, outcomes.iter().filter_map(row))
 }
 
 /// Where the stages take no time, all of it is ours.
