@@ -101,7 +101,7 @@ async fn hold(bench: &Bench, request: Arc<Request>, lease: Lease) -> Option<Held
     // Watched before it is looked up: an end in between is not missed.
     let mut watches: BTreeMap<OutputIndex, _> = request
         .outputs()
-        .map(|output| (output.index, bench.member.ends.watch(output)))
+        .map(|output| (output.index, bench.ends.watch(output)))
         .collect();
     let lives = match look(bench, &request).await {
         Ok(lives) => lives,

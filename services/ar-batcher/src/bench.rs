@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use batching::{Others, Policy, is_tried};
 use futures::future::join_all;
-use messaging::{BusError, Fence, KnownLife, Membership};
+use messaging::{BusError, Ends, Fence, KnownLife, Membership};
 use protocol::{
     DeadLetter, DeadMessage, LifeEvent, OutputId, OutputLife, OutputResult, WorkStage, WorkerId,
 };
@@ -18,6 +18,7 @@ pub(crate) const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 /// A worker's place at the bus.
 pub(crate) struct Bench {
     pub(crate) member: Arc<Membership>,
+    pub(crate) ends: Ends,
     /// None when it is turned off.
     pub(crate) cache: Option<PriorCache>,
     pub(crate) counters: Counters,

@@ -118,7 +118,7 @@ impl Driver {
         };
         Self {
             engines: Engines::new(engines, retry.failures_max),
-            ahead: Ahead::new(ahead_max, bench.member.ends.notices()),
+            ahead: Ahead::new(ahead_max, bench.ends.notices()),
             settling_max: limits.slots.iter().sum::<usize>().max(1),
             former: BatchFormer::new(limits),
             passing: BatchFormer::new(passing),
@@ -153,7 +153,7 @@ impl Driver {
     }
 
     async fn drive(&mut self, queues: &mut ByClass) -> Result<Infallible, EngineError> {
-        let mut ends = self.bench.member.ends.changes();
+        let mut ends = self.bench.ends.changes();
         let (mut look, mut tell, mut look_ahead) = (
             interval(LOOK_PERIOD),
             interval(telling::TELL_PERIOD),

@@ -197,8 +197,10 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     tracing::info!(worker = %member.id, "ready");
 
+    let ends = member.ends(&shutdown.tracker).await;
     let parts = Parts {
         bench: Arc::new(Bench {
+            ends: ends.map_err(|error| Failure::failed(&error))?,
             member: Arc::clone(&member),
             cache: writer.map(|writer| PriorCache::new(&member.bus, writer, cache_counters)),
             counters,

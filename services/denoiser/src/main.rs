@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use denoiser::Args;
-use service::{exit, exit::Failure, process};
+use service::{exit, exit::Failure, process, process::Threads};
 
 const ROLE: &str = "fresco-denoiser";
 
@@ -24,7 +24,7 @@ fn check(args: &Args) -> Result<(), Failure> {
 
 fn run(args: Args) -> Result<(), Failure> {
     let shell = args.shell.clone();
-    process::run(ROLE, &shell, async |shutdown| {
+    process::run(ROLE, Threads::One, &shell, async |shutdown| {
         denoiser::run(args, &shutdown).await
     })
 }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use batching::{Breaker, is_tried};
 use messaging::{
-    BusError, Delivery, EndWatch, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue,
+    BusError, Delivery, EndNotice, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue,
 };
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
@@ -90,8 +90,6 @@ impl Worker<'_> {
             lease.term("not a denoise subject");
             return Ok(());
         };
-        // Watched before it is looked up: an end in between is not missed.
-        let watch = self.member.ends.watch(output);
         let job = match read(output, &payload) {
             Ok(job) => job,
             Err(error) => {
@@ -100,8 +98,14 @@ impl Worker<'_> {
             }
         };
         // What asks the broker is dropped when the worker is to stop, and the lease with it: back at once.
-        let (facts, known) = match self.stop.run_until_cancelled(self.facts(output)).await {
-            Some(Ok(facts)) => facts,
+        let known = async {
+            // Before it is looked up: an end in between is not missed.
+            let end = self.member.bus.end_notice(output).await?;
+            let (facts, known) = self.facts(output).await?;
+            Ok((end, facts, known))
+        };
+        let (end, facts, known) = match self.stop.run_until_cancelled(known).await {
+            Some(Ok(known)) => known,
             Some(Err(error)) => {
                 self.rest(output, &error, lease);
                 return Ok(());
@@ -114,7 +118,7 @@ impl Worker<'_> {
             now: unix_millis(),
         };
         match decide(&job, &facts, &asking) {
-            Decision::Paint => return self.start(job, &known, lease, watch).await,
+            Decision::Paint => return self.start(job, &known, lease, end).await,
             Decision::AlreadyAnswered => {
                 tracing::info!(%output, "already answered, acking");
                 lease.ack().await;
@@ -159,7 +163,7 @@ impl Worker<'_> {
         job: DenoiseJob,
         known: &KnownLife,
         lease: Lease,
-        watch: EndWatch,
+        mut end: EndNotice,
     ) -> Result<(), DeviceThreadDied> {
         let started = LifeEvent::Started {
             stage: WorkStage::Denoise,
@@ -172,7 +176,7 @@ impl Worker<'_> {
             Ok(())
         };
         match self.stop.run_until_cancelled(advanced).await {
-            Some(Ok(())) => return self.paint(Arc::new(job), lease, &watch).await,
+            Some(Ok(())) => return self.paint(Arc::new(job), lease, &mut end).await,
             // Its start may be stored all the same.
             Some(Err(error)) => {
                 self.sign_off(job.output);

@@ -6,7 +6,7 @@ use clap::Parser;
 use gateway::Config;
 use service::{
     exit::{self, Failure},
-    process,
+    process::{self, Threads},
 };
 
 const ROLE: &str = "fresco-gateway";
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
 
 fn run(config: Config) -> Result<(), Failure> {
     let shell = config.shell.clone();
-    process::run(ROLE, &shell, async |shutdown| {
+    process::run(ROLE, Threads::PerCore, &shell, async |shutdown| {
         let outcome = gateway::run(config, shutdown).await;
         outcome.map_err(|error| Failure::failed(error.as_ref()))
     })

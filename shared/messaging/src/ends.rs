@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{bus::Bus, error::BusError};
 
 /// How long a missed notice keeps a worker at work at most.
-const SWEEP_PERIOD: Duration = Duration::from_secs(5);
+pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 
 /// Watches ends of outputs for one process. Clones share the task.
 #[derive(Debug, Clone)]

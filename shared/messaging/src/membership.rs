@@ -43,8 +43,6 @@ pub struct Membership {
     pub bus: Bus,
     /// Its sign of life.
     pub presence: Presence,
-    /// Tells of ends of what it works on.
-    pub ends: Ends,
     leaving: CancellationToken,
 }
 
@@ -85,14 +83,12 @@ impl Membership {
         };
         // A token of its own: a worker gives its messages back first and goes out of sight then.
         let leaving = CancellationToken::new();
-        let ends = Ends::start(&bus, tracker, leaving.clone()).await?;
         let presence = Presence::start(&bus, first, tracker, leaving.clone());
         Ok(Self {
             id,
             role,
             bus,
             presence,
-            ends,
             leaving,
         })
     }
@@ -106,6 +102,11 @@ impl Membership {
         let queue = WorkQueue::open(&self.bus, spec, tracker).await?;
         self.presence.update(|now| now.state = WorkerState::Idle);
         Ok(queue)
+    }
+
+    /// Listens for the ends of every output, for who works on many, until [`Membership::leave`].
+    pub async fn ends(&self, tracker: &TaskTracker) -> Result<Ends, BusError> {
+        Ends::start(&self.bus, tracker, self.leaving.clone()).await
     }
 
     /// Whether another worker of the same role takes work.

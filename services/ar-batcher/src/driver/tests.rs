@@ -104,6 +104,7 @@ impl Site {
         let health = Health::new();
         let parts = Parts {
             bench: Arc::new(Bench {
+                ends: member.ends(&tracker).await.expect("connected"),
                 member,
                 counters: Counters::default(),
                 cache: None,

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use batching::is_retried;
-use messaging::{EndWatch, Lease};
+use messaging::{EndNotice, Lease};
 use protocol::{
     CurrentWork, DenoiseJob, JobError, LifeEvent, Progress, Stage, UnixMillis, WorkStage,
     WorkerState,
@@ -43,7 +43,7 @@ impl Worker<'_> {
         &mut self,
         job: Arc<DenoiseJob>,
         lease: Lease,
-        watch: &EndWatch,
+        end: &mut EndNotice,
     ) -> Result<(), DeviceThreadDied> {
         let started_at = unix_millis();
         let current = CurrentWork {
@@ -78,7 +78,7 @@ impl Worker<'_> {
             }
             // Its attempt stays open: the output, or the device, has to answer for it.
             () = self.stalled(&painting) => return Err(DeviceThreadDied),
-            interruption = self.interruption(&painting.job, &lease, watch) => interruption,
+            interruption = self.interruption(&painting.job, &lease, end) => interruption,
             never = self.report(watched) => match never {},
         };
         stop.cancel();
@@ -90,11 +90,11 @@ impl Worker<'_> {
         &self,
         job: &DenoiseJob,
         lease: &Lease,
-        watch: &EndWatch,
+        end: &mut EndNotice,
     ) -> Interruption {
         let left = Duration::from_millis(job.deadline_at.saturating_sub(unix_millis()));
         tokio::select! {
-            () = watch.ended() => Interruption::Ended,
+            () = end.ended() => Interruption::Ended,
             () = lease.lost() => Interruption::Lost,
             () = sleep(left) => Interruption::Expired,
             () = self.stop.cancelled() => Interruption::Draining,
