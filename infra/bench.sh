@@ -33,7 +33,7 @@ main() {
 mixes() {
     for sizes in 1 2 4 8; do
         for admission in batched continuous; do
-            timed "mix-28-$sizes-$admission" --admission "$admission" --concurrency 28 --ar-slots 28 \
+            timed "mix-028-$sizes-$admission" --admission "$admission" --concurrency 28 --ar-slots 28 \
                 --sizes "$(sizes "$sizes")" --requests "$((28 * rounds))"
         done
     done
@@ -52,7 +52,7 @@ plan() {
 # No stage takes time: what is left is ours.
 dispatch() {
     for clients in 1 4 16 64; do
-        measured "dispatch-$clients" --times infra/times/zero.json --denoisers 8 --ar-slots 64 --sizes 64x64 \
+        measured "$(printf dispatch-%02d "$clients")" --times infra/times/zero.json --denoisers 8 --ar-slots 64 --sizes 64x64 \
             --steps 1 --concurrency "$clients" --requests $((2000 + 100 * clients))
     done
 }

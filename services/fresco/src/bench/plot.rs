@@ -19,7 +19,7 @@ const SIZE: (u32, u32) = (760, 440);
 /// A line's points: number of sizes → images a second.
 type Line = BTreeMap<usize, f64>;
 
-/// Draws a line for each load and admission, and one for each load's bound.
+/// Draws a line for each closed load and admission, and one for each load's bound.
 pub(super) fn draw(file: &Path, outcomes: &[&Outcome]) -> Result<(), Failure> {
     drawn(file, &lines(outcomes))
         .map_err(|error| Failure::Failed(format!("cannot draw {}: {error}", file.display())))
@@ -27,7 +27,9 @@ pub(super) fn draw(file: &Path, outcomes: &[&Outcome]) -> Result<(), Failure> {
 
 fn lines(outcomes: &[&Outcome]) -> BTreeMap<String, Line> {
     let mut lines: BTreeMap<String, Line> = BTreeMap::new();
-    for outcome in outcomes {
+    // At a rate that comes whatever happens there is nothing to see: it goes through.
+    let closed = |outcome: &&&Outcome| outcome.load.at_once() > 0;
+    for outcome in outcomes.iter().filter(closed) {
         let sizes = outcome.load.sizes.len();
         let load = format!("{}, {} AR slots", arrivals(&outcome.load), outcome.ar_slots);
         let mut point = |name: String, value: f64| {
