@@ -257,6 +257,7 @@ impl Driver {
                         engine,
                         rows,
                     } => {
+                        self.ahead.started(rows.len());
                         if !self.start(batch, engine, &rows) {
                             events.push(Event::Finished(batch));
                         }

@@ -67,8 +67,9 @@ pub enum Event {
         /// Its place in [`Limits::slots`].
         engine: usize,
     },
-    /// Whether the denoise stage has room. Without any nothing starts, and what runs goes on.
-    Room(bool),
+    /// How many rows may start from now on, for the room at the denoise stage. Without any nothing starts, and what runs
+    /// goes on. A batch starts whole if any of its rows may: half of one costs as much.
+    Room(usize),
     /// The instant of the latest [`Action::WakeAt`] has come.
     Woken,
 }
@@ -112,7 +113,7 @@ pub struct BatchFormer {
     /// those that came back from an engine.
     waiting: Vec<Waiting>,
     running: BTreeMap<BatchId, Running>,
-    room: bool,
+    room: usize,
     batches: u64,
 }
 
@@ -130,7 +131,7 @@ impl BatchFormer {
             slots: Slots::new(&slots),
             waiting: Vec::new(),
             running: BTreeMap::new(),
-            room: true,
+            room: usize::MAX,
             batches: 0,
         }
     }
@@ -181,10 +182,7 @@ impl BatchFormer {
 
     fn actions(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
-        if !self.room {
-            return actions;
-        }
-        while !self.waiting.is_empty() {
+        while self.room > 0 && !self.waiting.is_empty() {
             match self.next(now) {
                 Ok((engine, next)) => actions.push(self.run(engine, &next)),
                 Err(later) => {
@@ -225,6 +223,7 @@ impl BatchFormer {
         self.waiting
             .retain(|_| !place.next().is_some_and(|place| next.contains(&place)));
         self.slots.started(engine, rows.len());
+        self.room = self.room.saturating_sub(rows.len());
         let action = Action::Run {
             batch,
             engine,

@@ -26,7 +26,7 @@ enum Turn {
     Withdraw(usize),
     Down(usize),
     Up(usize),
-    Room(bool),
+    Room(usize),
     Pass(u64),
 }
 
@@ -39,7 +39,7 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => any::<usize>().prop_map(Turn::Withdraw),
         1 => (0usize..3).prop_map(Turn::Down),
         1 => (0usize..3).prop_map(Turn::Up),
-        1 => any::<bool>().prop_map(Turn::Room),
+        1 => prop_oneof![0usize..4, Just(usize::MAX)].prop_map(Turn::Room),
         2 => (0u64..60_000).prop_map(Turn::Pass),
     ]
 }
@@ -76,7 +76,7 @@ struct World {
     /// Rows that an engine took and finished.
     done: BTreeSet<OutputId>,
     down: BTreeSet<usize>,
-    room: bool,
+    room: usize,
     wake_at: Option<Instant>,
     /// Everything that was decided, for comparison.
     actions: Vec<Action>,
@@ -101,7 +101,7 @@ impl World {
             withdrawn: BTreeSet::new(),
             done: BTreeSet::new(),
             down: BTreeSet::new(),
-            room: true,
+            room: usize::MAX,
             wake_at: None,
             actions: Vec::new(),
         }
@@ -208,7 +208,8 @@ impl World {
         rows: &[Row],
     ) -> Result<(), TestCaseError> {
         prop_assert!(!rows.is_empty());
-        prop_assert!(self.room, "a batch starts without room");
+        prop_assert!(self.room > 0, "a batch starts without room");
+        self.room = self.room.saturating_sub(rows.len());
         prop_assert!(
             !self.down.contains(&engine),
             "a batch starts on engine {engine}"
@@ -256,7 +257,7 @@ impl World {
         for engine in 0..self.slots.len() {
             self.turn(Turn::Up(engine))?;
         }
-        self.turn(Turn::Room(true))?;
+        self.turn(Turn::Room(usize::MAX))?;
         for _ in 0..10_000 {
             match (self.running.is_empty(), self.wake_at) {
                 (false, _) => self.turn(Turn::Finish(0))?,

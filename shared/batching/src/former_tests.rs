@@ -164,9 +164,9 @@ mod batches {
         let (standard, mut high) = (rows(1, 1, 64, start), rows(2, 1, 96, start + DELAY));
         high[0].class = PriorityClass::High;
         former.apply(Event::Arrived(standard.clone()), start);
-        former.apply(Event::Room(false), start);
+        former.apply(Event::Room(0), start);
         former.apply(Event::Arrived(high.clone()), start);
-        let first = former.apply(Event::Room(true), start + DELAY);
+        let first = former.apply(Event::Room(usize::MAX), start + DELAY);
         assert_eq!(first, [run(1, &high)]);
         let second = former.apply(Event::Finished(BatchId(1)), start + DELAY);
         assert_eq!(second, [run(2, &standard)]);
@@ -233,7 +233,7 @@ mod continuous {
     #[test]
     fn class_goes_before_deadline_and_deadline_before_age() {
         let (mut former, start) = (continuous(&[1]), Instant::now());
-        former.apply(Event::Room(false), start);
+        former.apply(Event::Room(0), start);
         let at = |job, class, arrived_ms, deadline_s| {
             let arrived = start + Duration::from_millis(arrived_ms);
             let mut row = rows(job, 1, 64, arrived)[0];
@@ -251,7 +251,7 @@ mod continuous {
             at(6, standard, 1, 20),
         ];
         former.apply(Event::Arrived(waiting.to_vec()), start);
-        let mut order = started(&former.apply(Event::Room(true), start));
+        let mut order = started(&former.apply(Event::Room(usize::MAX), start));
         for batch in 1..6 {
             order.extend(started(
                 &former.apply(Event::Finished(BatchId(batch)), start),
@@ -271,9 +271,9 @@ mod continuous {
             (low.class, high.class) = (PriorityClass::Low, PriorityClass::High);
             // The deadline speaks for the young one at equal classes.
             high.deadline = low.deadline - DELAY;
-            former.apply(Event::Room(false), now);
+            former.apply(Event::Room(0), now);
             former.apply(Event::Arrived(vec![low, high]), now);
-            let ran = started(&former.apply(Event::Room(true), now));
+            let ran = started(&former.apply(Event::Room(usize::MAX), now));
             assert_eq!(ran, [rows(first, 1, 64, start)[0].output], "{waited:?}");
         }
     }
@@ -358,7 +358,7 @@ fn without_room_nothing_starts_and_what_runs_goes_on() {
     let (mut former, start) = (batched(1), Instant::now());
     let (running, waiting) = (rows(1, 1, 64, start), rows(2, 1, 64, start));
     former.apply(Event::Arrived(running), start);
-    former.apply(Event::Room(false), start);
+    former.apply(Event::Room(0), start);
     assert_eq!(
         former.apply(Event::Arrived(waiting.clone()), start + DELAY),
         []
@@ -367,6 +367,25 @@ fn without_room_nothing_starts_and_what_runs_goes_on() {
         former.apply(Event::Finished(BatchId(1)), start + DELAY * 2),
         []
     );
-    let ran = former.apply(Event::Room(true), start + DELAY * 3);
+    let ran = former.apply(Event::Room(usize::MAX), start + DELAY * 3);
     assert_eq!(ran, [run(2, &waiting)]);
+}
+
+#[test]
+fn as_many_rows_start_as_there_is_room_for_and_a_batch_whole() {
+    let start = Instant::now();
+    let five = rows(1, 5, 64, start);
+    let mut former = former(Policy::Continuous, &[8]);
+    former.apply(Event::Room(2), start);
+    let first = former.apply(Event::Arrived(five.clone()), start);
+    assert_eq!(first, [run(1, &five[..1]), run(2, &five[1..2])]);
+    assert_eq!(former.apply(Event::Finished(BatchId(1)), start), []);
+    let second = former.apply(Event::Room(1), start);
+    assert_eq!(second, [run(3, &five[2..3])]);
+
+    let mut former = batched(8);
+    former.apply(Event::Room(1), start);
+    former.apply(Event::Arrived(five.clone()), start);
+    let whole = former.apply(Event::Woken, start + DELAY);
+    assert_eq!(whole, [run(1, &five)]);
 }

@@ -16,6 +16,7 @@ pub mod admission;
 mod backlog;
 mod breaker;
 mod former;
+mod pace;
 mod policy;
 mod retry;
 mod slots;

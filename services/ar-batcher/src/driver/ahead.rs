@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use batching::{Backlog, Event, Look, Mark};
 use messaging::{Bus, BusError};
 use protocol::Role;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{Driver, hands::News};
 
@@ -16,7 +16,9 @@ pub(super) const BACKLOG_LOOK_PERIOD: Duration = Duration::from_millis(500);
 /// What is known of the denoise stage.
 pub(super) struct Ahead {
     backlog: Backlog,
-    room: bool,
+    /// What the batch formers know: how many rows may start, and how many outputs that need none may go on.
+    rows_room: usize,
+    room: usize,
     noticed: watch::Receiver<u64>,
     /// Notices that the backlog knows of.
     counted: u64,
@@ -29,7 +31,8 @@ impl Ahead {
         let counted = *noticed.borrow();
         Self {
             backlog: Backlog::new(outputs_max),
-            room: true,
+            rows_room: usize::MAX,
+            room: usize::MAX,
             counted,
             noticed,
             looking: false,
@@ -38,7 +41,8 @@ impl Ahead {
 
     /// Returns when an output has ended, if that may make room. The sender lives in the membership.
     pub(super) async fn end_noticed(&mut self) {
-        if self.room || self.noticed.changed().await.is_err() {
+        let has_room = self.room > 0 && self.rows_room > 0;
+        if has_room || self.noticed.changed().await.is_err() {
             std::future::pending().await
         }
     }
@@ -47,31 +51,50 @@ impl Ahead {
         self.backlog.fanned_out(1);
     }
 
-    pub(super) const fn has_room(&self) -> bool {
-        self.room
+    /// Rows ran on an engine for `took`.
+    pub(super) fn ran(&mut self, took: Duration) {
+        self.backlog.ran(took);
+    }
+
+    /// `rows` start; their batch former knows.
+    pub(super) const fn started(&mut self, rows: usize) {
+        self.rows_room = self.rows_room.saturating_sub(rows);
+    }
+
+    /// An output goes on without a row; its batch former knows.
+    pub(super) const fn passed(&mut self) {
+        self.room = self.room.saturating_sub(1);
+    }
+
+    /// Whatever there is, the batch formers have been told that there is no room.
+    pub(super) const fn told_none(&mut self) {
+        (self.rows_room, self.room) = (0, 0);
     }
 
     /// Counts what ended since the last time.
     fn count_ends(&mut self) {
         let noticed = *self.noticed.borrow_and_update();
-        self.backlog.ended(noticed - self.counted);
+        let now = Instant::now().into_std();
+        self.backlog.ended(noticed - self.counted, now);
         self.counted = noticed;
     }
 }
 
 impl Driver {
-    /// Tells the batch formers when the denoise stage has room again, or none any more.
+    /// Tells the batch formers what room there is, if that is news.
     pub(super) fn see_room(&mut self) {
         self.ahead.count_ends();
-        let room = self.ahead.backlog.has_room();
+        let running = self.running.values();
+        let running: usize = running.map(|running| running.outputs.len()).sum();
+        let backlog = &self.ahead.backlog;
+        // What is being stored has left the engine, and has not arrived yet.
+        let (rows_room, room) = (backlog.rows_room(running + self.settling), backlog.room());
+        if rows_room != self.ahead.rows_room {
+            self.ahead.rows_room = rows_room;
+            self.apply(Event::Room(rows_room));
+        }
         if room != self.ahead.room {
             self.ahead.room = room;
-            tracing::debug!(
-                room,
-                outputs = self.ahead.backlog.estimate(),
-                "denoise stage"
-            );
-            self.apply(Event::Room(room));
             self.pass(Event::Room(room));
         }
     }

@@ -92,8 +92,9 @@ impl Driver {
     /// gets a moment to be.
     pub(super) async fn give_back(&mut self) {
         // From here on nothing starts.
-        self.apply(Event::Room(false));
-        self.pass(Event::Room(false));
+        self.ahead.told_none();
+        self.apply(Event::Room(0));
+        self.pass(Event::Room(0));
         for running in self.running.values() {
             running.stop.cancel();
         }
@@ -126,8 +127,6 @@ impl Driver {
         self.held.clear();
         self.apply(Event::Withdrawn(gone.clone()));
         self.pass(Event::Withdrawn(gone));
-        let room = self.ahead.has_room();
-        self.apply(Event::Room(room));
-        self.pass(Event::Room(room));
+        self.see_room();
     }
 }

@@ -21,6 +21,7 @@ impl Driver {
             for action in self.passing.apply(event, Instant::now().into_std()) {
                 match action {
                     Action::Run { batch, rows, .. } => {
+                        self.ahead.passed();
                         if !self.pass_on(batch, &rows) {
                             events.push(Event::Finished(batch));
                         }

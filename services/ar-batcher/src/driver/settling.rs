@@ -1,6 +1,6 @@
 //! What a batch came to, row by row: fanned out, tried again, left to another batcher, or answered for.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use batching::{BatchId, Event, is_retried};
 use messaging::KnownLife;
@@ -32,6 +32,8 @@ impl Driver {
             self.full(&rows);
             self.apply(Event::Full(id));
         } else {
+            let took_ms = unix_millis().saturating_sub(running.started_at);
+            self.ahead.ran(Duration::from_millis(took_ms));
             self.apply(Event::Finished(id));
         }
         let times = BatchTimes {

@@ -55,7 +55,8 @@ struct Simulation<'a> {
     /// What runs on the AR engine: since when, and how many rows have not finished.
     batches: BTreeMap<BatchId, (Instant, Vec<OutputId>, usize)>,
     backlog: Backlog,
-    has_room: bool,
+    /// What the rules know.
+    room: usize,
     /// Written, and not with a denoiser yet.
     written: VecDeque<OutputId>,
     idle_denoisers: usize,
@@ -95,7 +96,7 @@ impl<'a> Simulation<'a> {
             flight: Flight::new(times.clone()),
             batches: BTreeMap::new(),
             backlog,
-            has_room: true,
+            room: usize::MAX,
             written: VecDeque::new(),
             idle_denoisers: stages.denoisers,
             painting: BinaryHeap::new(),
@@ -170,6 +171,7 @@ impl<'a> Simulation<'a> {
             match action {
                 Action::WakeAt(at) => self.wake_at = Some(at),
                 Action::Run { batch, rows, .. } => {
+                    self.room = self.room.saturating_sub(rows.len());
                     for row in &rows {
                         self.flight.join(batch, generated_tokens(row.size), now);
                     }
@@ -195,6 +197,7 @@ impl<'a> Simulation<'a> {
                     open.busy.ar += now - since;
                 }
             }
+            self.backlog.ran(now - since);
             self.backlog.fanned_out(outputs.len() as u64);
             self.written.extend(outputs);
             self.paint(now);
@@ -215,7 +218,7 @@ impl<'a> Simulation<'a> {
 
     fn painted(&mut self, output: OutputId, now: Instant) {
         self.idle_denoisers += 1;
-        self.backlog.ended(1);
+        self.backlog.ended(1, now);
         self.paint(now);
         self.look_for_room(now);
         let Some(open) = self.open.get_mut(&output.job) else {
@@ -238,11 +241,14 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Tells the rules when the denoise stage fills up or has room again.
+    /// Tells the rules what room there is, if that is news.
     fn look_for_room(&mut self, now: Instant) {
-        if self.backlog.has_room() != self.has_room {
-            self.has_room = !self.has_room;
-            self.form(Event::Room(self.has_room), now);
+        let running = self.batches.values();
+        let running = running.map(|(_, outputs, _)| outputs.len()).sum();
+        let room = self.backlog.rows_room(running);
+        if room != self.room {
+            self.room = room;
+            self.form(Event::Room(room), now);
         }
     }
 }
