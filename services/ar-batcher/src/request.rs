@@ -284,8 +284,8 @@ impl Held {
     }
 
     /// `output` is on its way or answered.
-    pub(crate) fn settle(&mut self, output: OutputId) {
-        self.open.remove(&output.index);
+    pub(crate) fn settle(&mut self, output: OutputId) -> Option<OpenOutput> {
+        self.open.remove(&output.index)
     }
 
     /// What is to be done with its message now.

@@ -28,8 +28,8 @@ pub(crate) const REST: Duration = Duration::from_millis(500);
 
 /// What became of an output that was in a task's hands.
 pub(crate) enum Fate {
-    /// Its denoise message is stored.
-    FannedOut,
+    /// Its denoise message is stored; its life does not say so yet.
+    FannedOut(KnownLife),
     /// It has a result.
     Answered,
     /// Its attempt failed, and it is to run again.
@@ -96,11 +96,7 @@ pub(crate) async fn fan_out(
             Err(error) => pause(output, &error).await,
         }
     }
-    // Refused when a denoiser was faster to write that it started.
-    if let Err(error) = bench.advance(&known, LifeEvent::PriorStored).await {
-        tracing::warn!(%output, %error, "life is not moved on");
-    }
-    Fate::FannedOut
+    Fate::FannedOut(known)
 }
 
 /// Answers for an output that has no prior.

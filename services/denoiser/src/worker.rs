@@ -281,7 +281,8 @@ impl Worker<'_> {
                 return lease.nak(None);
             }
         }
-        lease.ack().await;
+        // Beside the next pull: a denoiser need not wait for what only tidies up.
+        self.tracker.spawn(lease.ack());
     }
 
     /// Tries until the broker has a result for this output, or the worker is to stop.

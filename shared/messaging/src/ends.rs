@@ -4,7 +4,7 @@
 //! missed, so what is watched is also looked up every [`SWEEP_PERIOD`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -27,14 +27,21 @@ pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Ends {
     /// Locked for single map operations only. Bounded by what its process holds.
-    watched: Arc<Mutex<BTreeMap<OutputId, CancellationToken>>>,
+    watched: Arc<Mutex<BTreeMap<OutputId, Watched>>>,
     /// Counts the ends of watched outputs.
     ended: watch::Sender<u64>,
     /// Counts the notices of any output's end.
     noticed: watch::Sender<u64>,
 }
 
-/// One watched output; dropping it forgets the output.
+/// An output that is watched.
+#[derive(Debug, Default)]
+struct Watched {
+    ended: CancellationToken,
+    watches: usize,
+}
+
+/// A watch of an output; the output is forgotten with the last one.
 #[derive(Debug)]
 pub struct EndWatch {
     ends: Ends,
@@ -67,15 +74,15 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Watches `output`. One watch an output: a process holds each once. Watch first, then look whether it has ended
-    /// already.
+    /// Watches `output`. Watch first, then look whether it has ended already.
     pub fn watch(&self, output: OutputId) -> EndWatch {
-        let ended = CancellationToken::new();
-        self.lock().insert(output, ended.clone());
+        let mut watched = self.lock();
+        let watched = watched.entry(output).or_default();
+        watched.watches += 1;
         EndWatch {
             ends: self.clone(),
             output,
-            ended,
+            ended: watched.ended.clone(),
         }
     }
 
@@ -89,14 +96,16 @@ impl Ends {
         self.noticed.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, CancellationToken>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, Watched>> {
         // A panic between two map operations leaves a whole map.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self, output: OutputId) {
-        let watched = self.lock().get(&output).cloned();
-        if let Some(ended) = watched {
+        let watched = self.lock();
+        let ended = watched.get(&output).map(|watched| watched.ended.clone());
+        drop(watched);
+        if let Some(ended) = ended {
             ended.cancel();
             self.ended.send_modify(|count| *count += 1);
         }
@@ -147,6 +156,12 @@ impl EndWatch {
 
 impl Drop for EndWatch {
     fn drop(&mut self) {
-        self.ends.lock().remove(&self.output);
+        let mut watched = self.ends.lock();
+        if let Entry::Occupied(mut entry) = watched.entry(self.output) {
+            entry.get_mut().watches -= 1;
+            if entry.get().watches == 0 {
+                entry.remove();
+            }
+        }
     }
 }

@@ -145,7 +145,7 @@ impl Driver {
 
     pub(super) fn settled(&mut self, output: OutputId, passed: Option<BatchId>, fate: Fate) {
         self.settling -= 1;
-        if matches!(fate, Fate::FannedOut) {
+        if matches!(fate, Fate::FannedOut(_)) {
             self.ahead.fanned_out();
         }
         self.see_room();
@@ -158,7 +158,13 @@ impl Driver {
             && doing.is_some_and(Doing::tells)
         {
             let row = match fate {
-                Fate::FannedOut | Fate::Answered => {
+                Fate::FannedOut(known) => {
+                    if let Some(open) = held.settle(output) {
+                        self.tell_written(known, open.watch);
+                    }
+                    None
+                }
+                Fate::Answered => {
                     held.settle(output);
                     None
                 }

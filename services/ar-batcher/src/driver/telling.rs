@@ -3,10 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use messaging::KnownLife;
+use messaging::{EndWatch, KnownLife};
 use protocol::{LifeEvent, OutputId, WorkerState};
 use service::clock::unix_millis;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{Driver, hands::News};
 use crate::request::{Doing, Held};
@@ -82,6 +82,23 @@ impl Driver {
                 }
             });
         }
+    }
+
+    /// Tells that an output waits for a denoiser, if it still does after a while: a denoiser that starts on it tells more,
+    /// and would have to write twice against this. Until then its life says that its row runs.
+    pub(super) fn tell_written(&mut self, known: KnownLife, watch: EndWatch) {
+        let (bench, stop) = (Arc::clone(&self.bench), self.stop.clone());
+        self.hands.aside(async move {
+            let waited = stop.run_until_cancelled(sleep(TELL_PERIOD)).await;
+            if waited.is_none() || watch.has_ended() {
+                return;
+            }
+            let (bus, output) = (&bench.member.bus, known.output());
+            let event = LifeEvent::PriorStored;
+            if let Err(error) = bus.advance_unchanged(&known, event, unix_millis()).await {
+                tracing::debug!(%output, %error, "life is not moved on");
+            }
+        });
     }
 
     pub(super) fn told(&mut self, output: OutputId, known: Option<KnownLife>) {

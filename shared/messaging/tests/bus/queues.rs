@@ -119,8 +119,33 @@ async fn an_end_is_told_to_whoever_watches_the_output() {
     site.bus.put_result(&failure(output(3))).await.unwrap();
     let counted = within("counted", notices.wait_for(|count| *count == 2)).await;
     assert!(counted.is_ok());
-    // An end that came before the watch is found by the sweep.
+    // Whoever watches it meanwhile knows what the others know, and goes without taking theirs along.
+    assert!(ends.watch(output(1)).has_ended());
+    drop(ends.watch(output(2)));
+    site.bus.put_result(&failure(output(2))).await.unwrap();
+    within("told", other.ended()).await;
+    // An end that came before the first watch is found by the sweep.
+    drop(watch);
     let late = ends.watch(output(1));
+    assert!(!late.has_ended());
+    within("found", late.ended()).await;
+}
+
+#[tokio::test]
+async fn an_end_is_told_to_whoever_listens_for_one_output() {
+    let site = Site::start().await;
+    let mut end = site.bus.end_notice(output(1)).await.unwrap();
+    // Another output of the same job, and another job.
+    let index = protocol::OutputIndex::new(1).unwrap();
+    for other in [output(1).job.output(index), output(2)] {
+        site.bus.put_result(&failure(other)).await.unwrap();
+    }
+    let early = tokio::time::timeout(Duration::from_millis(300), end.ended()).await;
+    assert!(early.is_err(), "it has not ended");
+    site.bus.put_result(&failure(output(1))).await.unwrap();
+    within("told", end.ended()).await;
+    // One that came before is found by a look.
+    let mut late = site.bus.end_notice(output(1)).await.unwrap();
     within("found", late.ended()).await;
 }
 
