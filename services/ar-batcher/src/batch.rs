@@ -5,14 +5,17 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use batching::BatchId;
 use futures::future::join_all;
 use messaging::{Bus, KnownLife};
-use protocol::{ImageSize, LifeEvent, OutputId, Progress, Stage, WorkStage};
-use tokio::{sync::watch, time::timeout};
+use protocol::{ImageSize, LifeEvent, OutputId, PriorId, Progress, Stage, WorkStage};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     bench::Bench,
     engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome, checked},
-    prior_cache::{NamedOutcome, NamedPrior},
+    prior_cache::NamedPrior,
 };
 
 /// Between two progress messages of a batch: a person's eye follows no more.
@@ -55,8 +58,8 @@ pub(crate) enum How {
 
 /// What became of a row.
 pub(crate) enum RowEnd {
-    /// It ran.
-    Ran(NamedOutcome),
+    /// It ran. With the name for its tokens, where they are to be stored.
+    Ran(RowOutcome, Option<PriorId>),
     /// An equal one had run before.
     Cached(NamedPrior),
     /// It did not run: it is somebody else's by now.
@@ -65,6 +68,8 @@ pub(crate) enum RowEnd {
     Unrecorded,
     /// It did not run to its end, for no fault of its own.
     Stopped,
+    /// It was not started: nothing is written down of it.
+    Untouched,
 }
 
 impl Batch {
@@ -81,10 +86,15 @@ impl Batch {
             stall_max,
         } = self;
         let (rows, mut ends) = look_up(&bench, size, rows).await;
+        let end = |how, rows| BatchEnd { id, how, rows };
+        if stop.is_cancelled() {
+            let untouched = |(_, known)| (known, RowEnd::Untouched);
+            ends.extend(rows.into_iter().map(untouched));
+            return end(How::Ran, ends);
+        }
         let (rows, refused) = start(&bench, rows).await;
         ends.extend(refused);
         let (rows, lives): (Vec<PriorRow>, Vec<KnownLife>) = rows.into_iter().unzip();
-        let end = |how, rows| BatchEnd { id, how, rows };
         if rows.is_empty() {
             return end(How::Ran, ends);
         }
@@ -97,7 +107,6 @@ impl Batch {
         let stopped = |known| (known, RowEnd::Stopped);
         match call.run(&bench).await {
             Ok(outcomes) => {
-                let outcomes = outcomes.into_iter().map(RowEnd::Ran);
                 ends.extend(lives.into_iter().zip(outcomes));
                 end(How::Ran, ends)
             }
@@ -182,7 +191,7 @@ struct Call {
 }
 
 impl Call {
-    async fn run(self, bench: &Bench) -> Result<Vec<NamedOutcome>, EngineError> {
+    async fn run(self, bench: &Bench) -> Result<Vec<RowEnd>, EngineError> {
         let Self {
             engine,
             batch,
@@ -193,7 +202,10 @@ impl Call {
             return Err(EngineError::Stopped);
         }
         bench.counters.started(batch.rows.len());
-        let names = bench.cache.as_ref().map(|cache| cache.names(&batch));
+        let names = match &bench.cache {
+            Some(cache) => cache.names(&batch).into_iter().map(Some).collect(),
+            None => vec![None; batch.rows.len()],
+        };
         let size = batch.size;
         let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
@@ -205,23 +217,17 @@ impl Call {
             never = report(&bench.member.bus, &outputs, watched) => match never {},
         };
         let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
-        Ok(match bench.cache.as_ref().zip(names) {
-            Some((cache, names)) => cache.store(names, outcomes).await,
-            None => outcomes.into_iter().map(unnamed).collect(),
-        })
+        let ran = |(outcome, name)| RowEnd::Ran(outcome, name);
+        Ok(outcomes.into_iter().zip(names).map(ran).collect())
     }
-}
-
-fn unnamed(outcome: RowOutcome) -> NamedOutcome {
-    outcome.map(NamedPrior::from)
 }
 
 /// Returns when the engine has said nothing for `stall_max`. A batch that was told to stop counts as well.
 async fn stalled(mut progress: watch::Receiver<BatchProgress>, stall_max: Duration) {
     while let Ok(changed) = timeout(stall_max, progress.changed()).await {
         if changed.is_err() {
-            // The batch has ended, and says how.
-            std::future::pending::<()>().await;
+            // The batch has ended, and is about to say how.
+            return sleep(stall_max).await;
         }
     }
 }

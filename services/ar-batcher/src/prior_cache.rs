@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use messaging::{Bus, Fence};
-use protocol::{ImageSize, JobError, PriorId, StoredPrior};
+use protocol::{ImageSize, PriorId, StoredPrior};
 use service::{
     exit::chain,
     metrics::{metrics::counter::Counter, registry::Registry},
 };
 use sha2::{Digest, Sha256};
 
-use crate::engine::{Prior, PriorBatch, PriorRow, RowOutcome};
+use crate::engine::{Prior, PriorBatch, PriorRow};
 
 /// What this version calls everything that goes into a name. Another way to write tokens, or to name them, is another
 /// text here: old entries are never found again, and run out.
@@ -33,9 +33,6 @@ pub(crate) struct NamedPrior {
     pub(crate) prior: Prior,
     pub(crate) id: Option<PriorId>,
 }
-
-/// A row's tokens, or why it has none.
-pub(crate) type NamedOutcome = Result<NamedPrior, JobError>;
 
 impl From<Prior> for NamedPrior {
     fn from(prior: Prior) -> Self {
@@ -125,25 +122,6 @@ impl PriorCache {
         found
     }
 
-    /// Stores what rows came to, in the order of their `names`, and names what is stored. As long as a write and a read
-    /// of the broker, 4 s at most.
-    pub(crate) async fn store(
-        &self,
-        names: Vec<PriorId>,
-        outcomes: Vec<RowOutcome>,
-    ) -> Vec<NamedOutcome> {
-        let stored = names
-            .into_iter()
-            .zip(outcomes)
-            .map(|(id, outcome)| async move {
-                match outcome {
-                    Ok(prior) => Ok(self.keep(id, prior).await),
-                    Err(error) => Err(error),
-                }
-            });
-        join_all(stored).await
-    }
-
     /// The names of `batch`'s rows, in their order.
     pub(crate) fn names(&self, batch: &PriorBatch) -> Vec<PriorId> {
         let name = |row| name(&self.writer, row, batch.size);
@@ -166,9 +144,10 @@ impl PriorCache {
         }
     }
 
-    /// Where another output of an equal request was first, its tokens have the name. Those of an engine that does not
-    /// follow its seed differ, and have none.
-    async fn keep(&self, id: PriorId, prior: Prior) -> NamedPrior {
+    /// Stores `prior` as `id`, and names what is stored. Where another output of an equal request was first, its tokens
+    /// have the name; those of an engine that does not follow its seed differ, and have none. As long as a write and a
+    /// read of the broker, 4 s at most.
+    pub(crate) async fn keep(&self, id: PriorId, prior: Prior) -> NamedPrior {
         let stored = StoredPrior {
             id,
             tokens: prior.tokens.clone(),
@@ -221,7 +200,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use messaging::BusConfig;
-    use protocol::{ErrorCode, JobId, OutputIndex, PriorTokens, PriorUsage, Role, Seed};
+    use protocol::{JobId, OutputIndex, PriorTokens, PriorUsage, Role, Seed};
 
     use super::*;
 
@@ -281,14 +260,9 @@ mod tests {
             generated_tokens: 3,
             cached: false,
         };
-        let failed = JobError::new(ErrorCode::ArFailed, "no tokens");
-        let outcomes = vec![Ok(Prior { tokens, usage }), Err(failed.clone())];
-        let named = cache.store(cache.names(&batch), outcomes).await;
-        let ends: Vec<_> = named
-            .into_iter()
-            .map(|end| end.map(|named| (named.id, named.prior.usage)))
-            .collect();
-        assert_eq!(ends, [Ok((None, usage)), Err(failed)]);
+        let kept = cache.keep(cache.names(&batch)[0], Prior { tokens, usage });
+        let kept = kept.await;
+        assert_eq!((kept.id, kept.prior.usage), (None, usage));
         let counted = [&cache.counters.misses, &cache.counters.stored].map(Counter::get);
         assert_eq!(counted, [2, 0]);
     }

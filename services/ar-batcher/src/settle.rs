@@ -53,10 +53,13 @@ pub(crate) async fn settle(
     let output = known.output();
     let NamedPrior { prior, id } = match end {
         RowEnd::Cached(named) => named,
-        RowEnd::Ran(outcome) => {
+        RowEnd::Ran(outcome, name) => {
             bench.counters.row(outcome.is_ok());
             match outcome {
-                Ok(named) => named,
+                Ok(prior) => match bench.cache.as_ref().zip(name) {
+                    Some((cache, name)) => cache.keep(name, prior).await,
+                    None => prior.into(),
+                },
                 Err(error) if is_retried(error.code) => {
                     return retry(bench, request, known, error).await;
                 }
@@ -68,6 +71,7 @@ pub(crate) async fn settle(
             return Fate::Answered;
         }
         RowEnd::Unrecorded => return Fate::Park,
+        RowEnd::Untouched => return Fate::Again(known),
         RowEnd::Stopped => return sign_off(bench, known).await,
     };
     fan_out(bench, request, known, Made { prior, id, times }).await

@@ -27,6 +27,17 @@ pub struct Look {
     pub outputs: u64,
     /// Denoisers that take work.
     pub denoisers: u64,
+    /// AR-batchers that take work: each has its share of the rows under way.
+    pub batchers: u64,
+}
+
+/// What ended since the last time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// With a picture or an error.
+    pub outputs: u64,
+    /// With a picture. An error may end an output that no denoiser had.
+    pub pictures: u64,
 }
 
 /// What had been seen from here when a look began.
@@ -58,6 +69,7 @@ impl Backlog {
             look: Look {
                 outputs: 0,
                 denoisers: 1,
+                batchers: 1,
             },
             mark: Mark {
                 fanned_out: 0,
@@ -92,12 +104,12 @@ impl Backlog {
         self.pace.ran(took);
     }
 
-    /// `outputs` ended, anywhere, since this was said the last time and until `now`.
-    pub fn ended(&mut self, outputs: u64, now: Instant) {
-        self.ended += outputs;
+    /// These outputs ended, anywhere, since this was said the last time and until `now`.
+    pub fn ended(&mut self, ends: Ends, now: Instant) {
+        self.ended += ends.outputs;
         let denoisers = self.look.denoisers;
         let busy = self.estimate() >= denoisers;
-        self.pace.ended(outputs, denoisers, busy, now);
+        self.pace.painted(ends.pictures, denoisers, busy, now);
     }
 
     /// Outputs at the denoise stage, as far as is known here.
@@ -117,12 +129,13 @@ impl Backlog {
         count(self.ahead_max().saturating_sub(self.estimate()))
     }
 
-    /// How many more rows may start, with `running` rows on this batcher's engines. Before the pace is known, any number
-    /// for as long as there is room at the denoise stage.
-    pub fn rows_room(&self, running: usize) -> usize {
-        match self.pace.rows_needed() {
+    /// How many more rows may start, with `under_way` outputs of this batcher on their way to the denoise stage. Before the
+    /// pace is known, any number for as long as there is room there.
+    pub fn rows_room(&self, under_way: usize) -> usize {
+        match self.pace.rows_needed(self.look.denoisers) {
             Some(needed) => {
-                let held = self.estimate().saturating_add(running as u64);
+                let needed = needed.div_ceil(self.look.batchers.max(1));
+                let held = self.estimate().saturating_add(under_way as u64);
                 count((self.ahead_max() + needed).saturating_sub(held))
             }
             None if self.room() > 0 => usize::MAX,
@@ -139,9 +152,20 @@ fn count(outputs: u64) -> usize {
 mod tests {
     use super::*;
 
+    fn painted(pictures: u64) -> Ends {
+        Ends {
+            outputs: pictures,
+            pictures,
+        }
+    }
+
     fn looked(outputs: u64, denoisers: u64) -> Backlog {
         let mut backlog = Backlog::new(None);
-        let look = Look { outputs, denoisers };
+        let look = Look {
+            outputs,
+            denoisers,
+            batchers: 1,
+        };
         backlog.looked(backlog.mark(), look);
         backlog
     }
@@ -176,13 +200,13 @@ mod tests {
         for second in 0..=4 {
             backlog.fanned_out(1);
             backlog.ran(Duration::from_secs(10));
-            backlog.ended(1, start + Duration::from_secs(second));
+            backlog.ended(painted(1), start + Duration::from_secs(second));
         }
         assert_eq!(backlog.estimate(), 3);
         for (running, room) in [(0, 10), (9, 1), (10, 0), (11, 0)] {
             assert_eq!(backlog.rows_room(running), room, "{running}");
         }
-        backlog.ended(1, start + Duration::from_secs(5));
+        backlog.ended(painted(1), start + Duration::from_secs(5));
         assert_eq!(backlog.rows_room(10), 1);
         // What is written moves on, and stays under way.
         backlog.fanned_out(1);
@@ -196,10 +220,10 @@ mod tests {
         assert_eq!(backlog.room(), 1);
         backlog.fanned_out(1);
         assert_eq!(backlog.room(), 0);
-        backlog.ended(1, now);
+        backlog.ended(painted(1), now);
         assert_eq!(backlog.room(), 1);
         // Ends of outputs that were never there.
-        backlog.ended(5, now);
+        backlog.ended(painted(5), now);
         assert_eq!(backlog.estimate(), 0);
     }
 
@@ -212,6 +236,7 @@ mod tests {
         let look = Look {
             outputs: 2,
             denoisers: 1,
+            batchers: 1,
         };
         backlog.looked(mark, look);
         assert_eq!(backlog.estimate(), 3);
@@ -223,5 +248,45 @@ mod tests {
         assert_eq!(backlog.room(), 1);
         backlog.fanned_out(1);
         assert_eq!(backlog.room(), 0);
+    }
+
+    #[test]
+    fn several_batchers_share_the_rows_under_way() {
+        let (mut backlog, start) = (looked(3, 1), Instant::now());
+        for second in 0..=4 {
+            backlog.fanned_out(1);
+            backlog.ran(Duration::from_secs(10));
+            backlog.ended(painted(1), start + Duration::from_secs(second));
+        }
+        let look = Look {
+            outputs: 3,
+            denoisers: 1,
+            batchers: 4,
+        };
+        backlog.looked(backlog.mark(), look);
+        assert_eq!(backlog.rows_room(0), 3);
+    }
+
+    #[test]
+    fn errors_of_outputs_that_no_denoiser_had_say_nothing_of_its_pace() {
+        let (mut backlog, start) = (looked(3, 1), Instant::now());
+        backlog.ran(Duration::from_secs(10));
+        for second in 0..=4 {
+            let now = start + Duration::from_secs(second);
+            backlog.fanned_out(1);
+            backlog.ended(painted(1), now);
+            let expired = Ends {
+                outputs: 2,
+                pictures: 0,
+            };
+            backlog.ended(expired, now);
+            let look = Look {
+                outputs: 3,
+                denoisers: 1,
+                batchers: 1,
+            };
+            backlog.looked(backlog.mark(), look);
+        }
+        assert_eq!(backlog.rows_room(0), 10);
     }
 }

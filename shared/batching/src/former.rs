@@ -144,6 +144,11 @@ impl BatchFormer {
         self.waiting_max.saturating_sub(waiting)
     }
 
+    /// Rows that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Takes an event at `now`, says what to do.
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Action> {
         match event {

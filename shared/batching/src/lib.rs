@@ -21,7 +21,7 @@ mod policy;
 mod retry;
 mod slots;
 
-pub use backlog::{AHEAD_PER_DENOISER_MAX, Backlog, Look, Mark};
+pub use backlog::{AHEAD_PER_DENOISER_MAX, Backlog, Ends, Look, Mark};
 pub use breaker::{Breaker, self_test_pauses};
 pub use former::{Action, BatchFormer, BatchId, Event, Limits, Row};
 pub use policy::{AGING, Policy};

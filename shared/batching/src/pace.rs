@@ -10,15 +10,21 @@ const ENDS_PER_DENOISER: u64 = 4;
 /// How much a new measurement counts beside what is known.
 const NEW_SHARE: f64 = 0.25;
 
+/// After so many times of a row without work for every denoiser, what was measured is forgotten: too few rows may be under
+/// way because of it, and then nothing else would ever say so.
+const ROWS_STARVED_MAX: u32 = 2;
+
 /// The pace of both stages.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pace {
     /// Mean time of a row at the AR stage.
     row: Option<Duration>,
-    /// Outputs that the denoisers end in a second while all of them are busy.
-    ends_per_s: Option<f64>,
-    /// Since when they have been busy without a break, and what ended since.
-    busy: Option<(Instant, u64)>,
+    /// Pictures that one denoiser paints in a second. Not of all together: their number changes.
+    paints_per_s: Option<f64>,
+    /// How many denoisers have all been busy without a break, since when, and what they painted since.
+    busy: Option<(u64, Instant, u64)>,
+    /// Since when some had nothing to do.
+    starved: Option<Instant>,
 }
 
 impl Pace {
@@ -28,30 +34,40 @@ impl Pace {
         self.row = Some(self.row.map_or(took, mixed));
     }
 
-    /// `outputs` ended until `now`, while there was work for all of the `denoisers` if `busy`.
-    pub(crate) fn ended(&mut self, outputs: u64, denoisers: u64, busy: bool, now: Instant) {
-        if !busy {
+    /// `pictures` were painted until `now` by `denoisers`, with work for all of them if `busy`.
+    pub(crate) fn painted(&mut self, pictures: u64, denoisers: u64, busy: bool, now: Instant) {
+        if !busy || denoisers == 0 {
             self.busy = None;
-            return;
+            return self.starved(now);
         }
-        let (since, ended) = self
-            .busy
-            .map_or((now, 0), |(since, ended)| (since, ended + outputs));
+        self.starved = None;
+        let (since, painted) = match self.busy {
+            Some((before, since, painted)) if before == denoisers => (since, painted + pictures),
+            _ => (now, 0),
+        };
         let took = now.saturating_duration_since(since);
-        if ended < ENDS_PER_DENOISER * denoisers.max(1) || took.is_zero() {
-            self.busy = Some((since, ended));
+        if painted < ENDS_PER_DENOISER * denoisers || took.is_zero() {
+            self.busy = Some((denoisers, since, painted));
             return;
         }
-        let found = ended as f64 / took.as_secs_f64();
+        let found = painted as f64 / denoisers as f64 / took.as_secs_f64();
         let mixed = |known: f64| known * (1.0 - NEW_SHARE) + found * NEW_SHARE;
-        self.ends_per_s = Some(self.ends_per_s.map_or(found, mixed));
-        self.busy = Some((now, 0));
+        self.paints_per_s = Some(self.paints_per_s.map_or(found, mixed));
+        self.busy = Some((denoisers, now, 0));
     }
 
-    /// Rows that are at the AR stage when it gives as much as the denoisers take: their rate times the time of a row
-    /// (Little's law). `None` before both are known.
-    pub(crate) fn rows_needed(&self) -> Option<u64> {
-        let rows = self.ends_per_s? * self.row?.as_secs_f64();
+    fn starved(&mut self, now: Instant) {
+        let since = *self.starved.get_or_insert(now);
+        let row = self.row.unwrap_or_default();
+        if now.saturating_duration_since(since) > row * ROWS_STARVED_MAX {
+            self.paints_per_s = None;
+        }
+    }
+
+    /// Rows that are at the AR stage when it gives as much as this many denoisers take: their rate times the time of a
+    /// row (Little's law). `None` before both are known.
+    pub(crate) fn rows_needed(&self, denoisers: u64) -> Option<u64> {
+        let rows = self.paints_per_s? * denoisers as f64 * self.row?.as_secs_f64();
         // As many as there are slots is all that is ever asked of it: a cast that saturates is right.
         Some(rows.round() as u64)
     }
@@ -67,11 +83,11 @@ mod tests {
     fn nothing_is_known_before_both_stages_were_seen() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         pace.ran(SECOND);
-        assert_eq!(pace.rows_needed(), None);
+        assert_eq!(pace.rows_needed(1), None);
         for second in 0..=4 {
-            pace.ended(1, 1, true, start + SECOND * second);
+            pace.painted(1, 1, true, start + SECOND * second);
         }
-        assert_eq!(pace.rows_needed(), Some(1));
+        assert_eq!(pace.rows_needed(1), Some(1));
     }
 
     #[test]
@@ -81,22 +97,41 @@ mod tests {
         pace.ran(SECOND * 35);
         let between = Duration::from_secs_f64(12.2 / 14.0);
         for end in 0..200 {
-            pace.ended(1, 14, true, start + between * end);
+            pace.painted(1, 14, true, start + between * end);
         }
-        assert!((40..=41).contains(&pace.rows_needed().expect("known")));
+        assert!((40..=41).contains(&pace.rows_needed(14).expect("known")));
+        // Fewer denoisers need fewer.
+        assert_eq!(pace.rows_needed(7), Some(20));
     }
 
     #[test]
     fn an_idle_stage_says_nothing_about_its_pace() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
         pace.ran(SECOND);
-        let mut now = start;
         for end in 0..40 {
-            // A second each while there is work, and long pauses without any.
-            now += if end % 8 == 0 { SECOND * 100 } else { SECOND };
-            pace.ended(1, 1, end % 8 != 0, now);
+            now += SECOND;
+            pace.painted(1, 1, end % 8 != 0, now);
         }
-        assert_eq!(pace.rows_needed(), Some(1));
+        assert_eq!(pace.rows_needed(1), Some(1));
+        // Neither does one whose denoisers come and go.
+        for end in 0..40 {
+            now += SECOND;
+            pace.painted(1, 1 + end % 4 / 3, true, now);
+        }
+        assert_eq!(pace.rows_needed(1), Some(1));
+    }
+
+    #[test]
+    fn a_stage_that_starves_is_measured_anew() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        pace.ran(SECOND * 10);
+        for second in 0..=4 {
+            pace.painted(1, 1, true, start + SECOND * second);
+        }
+        for (second, needed) in [(5, Some(10)), (25, Some(10)), (26, None)] {
+            pace.painted(0, 1, false, start + SECOND * second);
+            assert_eq!(pace.rows_needed(1), needed, "{second}");
+        }
     }
 
     #[test]
@@ -107,9 +142,9 @@ mod tests {
             for _ in 0..100 {
                 now += SECOND;
                 pace.ran(SECOND * row_s);
-                pace.ended(1, 1, true, now);
+                pace.painted(1, 1, true, now);
             }
-            assert_eq!(pace.rows_needed(), Some(wanted));
+            assert_eq!(pace.rows_needed(1), Some(wanted));
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{bus::Bus, error::BusError};
+use crate::{bus::Bus, error::BusError, publish::tells_of_picture};
 
 /// How long a missed notice keeps a worker at work at most.
 pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
@@ -31,7 +31,16 @@ pub struct Ends {
     /// Counts the ends of watched outputs.
     ended: watch::Sender<u64>,
     /// Counts the notices of any output's end.
-    noticed: watch::Sender<u64>,
+    noticed: watch::Sender<Noticed>,
+}
+
+/// Ends of all outputs of the deployment, as far as their notices came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Noticed {
+    /// With a picture or an error.
+    pub ends: u64,
+    /// With a picture: what denoisers did.
+    pub pictures: u64,
 }
 
 /// An output that is watched.
@@ -65,7 +74,7 @@ impl Ends {
         let ends = Self {
             watched: Arc::default(),
             ended: watch::Sender::new(0),
-            noticed: watch::Sender::new(0),
+            noticed: watch::Sender::default(),
         };
         let listener = ends.clone().listen(bus.clone(), notices);
         tracker.spawn(async move {
@@ -91,8 +100,8 @@ impl Ends {
         self.ended.subscribe()
     }
 
-    /// Counts the ends of all outputs of the deployment, watched or not, as far as their notices came.
-    pub fn notices(&self) -> watch::Receiver<u64> {
+    /// Counts the ends of all outputs, watched or not.
+    pub fn notices(&self) -> watch::Receiver<Noticed> {
         self.noticed.subscribe()
     }
 
@@ -119,7 +128,11 @@ impl Ends {
                 notice = notices.next() => {
                     let Some(notice) = notice else { return };
                     if let Ok(Subject::Done(output)) = bus.prefix().parse(&notice.subject) {
-                        self.noticed.send_modify(|count| *count += 1);
+                        let painted = notice.headers.as_ref().is_some_and(tells_of_picture);
+                        self.noticed.send_modify(|noticed| {
+                            noticed.ends += 1;
+                            noticed.pictures += u64::from(painted);
+                        });
                         self.end(output);
                     }
                 }

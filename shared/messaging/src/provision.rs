@@ -225,10 +225,7 @@ impl Bus {
             Some(info) => info.config,
             None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
             None => {
-                let create = format!(
-                    "CONSUMER.CREATE.{}.{}.{}",
-                    spec.stream, spec.name, spec.filter
-                );
+                let create = format!("CONSUMER.CREATE.{}.{}", spec.stream, spec.name);
                 // "create" and not the default "create or update": two provisioners at once must agree.
                 let request = serde_json::json!({
                     "stream_name": spec.stream, "config": wanted, "action": "create",

@@ -80,7 +80,8 @@ impl Bus {
         Ok(Queues { ar, denoise })
     }
 
-    async fn depth(&self, spec: &ConsumerSpec) -> Result<QueueDepth, BusError> {
+    /// How full the queue of `spec`, one of the topology's consumers, is.
+    pub async fn depth(&self, spec: &ConsumerSpec) -> Result<QueueDepth, BusError> {
         let info = self.consumer_info(spec).await?;
         let info = info.ok_or_else(|| BusError::Missing {
             what: format!("consumer {}/{}", spec.stream, spec.name),

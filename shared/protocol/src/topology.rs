@@ -83,8 +83,8 @@ pub struct ConsumerSpec {
     pub stream: String,
     /// Its durable name.
     pub name: String,
-    /// The subjects it takes.
-    pub filter: String,
+    /// The subjects it takes: one pattern per class.
+    pub filters: Vec<String>,
     /// How long a silent worker keeps a message.
     pub ack_wait: Duration,
     /// Most messages that workers may hold at once.
@@ -172,18 +172,21 @@ pub struct Topology {
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: i64 = 1024 * 1024;
 
-/// A consumer of the work queue `stream` that takes the subjects of `filter`.
+/// A consumer of the work queue `stream` of a family of subjects. It takes those of `classes` by one pattern each, and
+/// never all by one: the server looks through the state of a consumer whose pattern holds all that a purge names, for
+/// each job that is taken out.
 fn consumer(
     prefix: &Prefix,
-    stream: &str,
+    (stream, family): (&str, &str),
     name: &str,
-    filter: String,
+    classes: &[PriorityClass],
     ack_wait: Duration,
 ) -> ConsumerSpec {
+    let filter = |class: &PriorityClass| format!("{prefix}.{family}.{class}.>");
     ConsumerSpec {
         stream: prefix.name(stream),
         name: name.to_owned(),
-        filter,
+        filters: classes.iter().map(filter).collect(),
         ack_wait,
         // The server's default of 1000 would stall the 1001st busy worker without a word.
         ack_pending_max: 4_096,
@@ -214,8 +217,7 @@ impl Topology {
             replicas,
         } = options;
         let of_class = |class: PriorityClass| {
-            let filter = format!("{prefix}.{AR}.{class}.>");
-            consumer(prefix, "AR", &class.to_string(), filter, ack_wait)
+            consumer(prefix, ("AR", AR), &class.to_string(), &[class], ack_wait)
         };
         let bucket = |name: &str, age_max, mib: i64| BucketSpec {
             name: prefix.name(name),
@@ -249,7 +251,13 @@ impl Topology {
                 ..queue("DEAD", DEAD, 256)
             },
             ar_consumers: PriorityClass::ALL.map(of_class),
-            denoise_consumer: consumer(prefix, "DN", "all", prefix.all(DENOISE), ack_wait),
+            denoise_consumer: consumer(
+                prefix,
+                ("DN", DENOISE),
+                "all",
+                &PriorityClass::ALL,
+                ack_wait,
+            ),
             jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
             outputs: bucket("outputs", Some(JOB_AGE_MAX), 2048),
             idempotency: bucket("idempotency", Some(2 * result_ttl), 512),

@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use batching::{Backlog, Event, Look, Mark};
-use messaging::{Bus, BusError};
+use batching::{Backlog, Ends, Event, Look, Mark};
+use messaging::{Bus, BusError, Noticed};
 use protocol::Role;
 use tokio::{sync::watch, time::Instant};
 
@@ -19,15 +19,17 @@ pub(super) struct Ahead {
     /// What the batch formers know: how many rows may start, and how many outputs that need none may go on.
     rows_room: usize,
     room: usize,
-    noticed: watch::Receiver<u64>,
+    noticed: watch::Receiver<Noticed>,
     /// Notices that the backlog knows of.
-    counted: u64,
+    counted: Noticed,
+    /// Everything is given back: nothing is to start, whatever room there is.
+    closed: bool,
     /// A look is under way.
     looking: bool,
 }
 
 impl Ahead {
-    pub(super) fn new(outputs_max: Option<u64>, noticed: watch::Receiver<u64>) -> Self {
+    pub(super) fn new(outputs_max: Option<u64>, noticed: watch::Receiver<Noticed>) -> Self {
         let counted = *noticed.borrow();
         Self {
             backlog: Backlog::new(outputs_max),
@@ -36,6 +38,7 @@ impl Ahead {
             counted,
             noticed,
             looking: false,
+            closed: false,
         }
     }
 
@@ -66,16 +69,24 @@ impl Ahead {
         self.room = self.room.saturating_sub(1);
     }
 
-    /// Whatever there is, the batch formers have been told that there is no room.
-    pub(super) const fn told_none(&mut self) {
-        (self.rows_room, self.room) = (0, 0);
+    /// Nothing is to start until [`Ahead::open`].
+    pub(super) const fn close(&mut self) {
+        self.closed = true;
+    }
+
+    pub(super) const fn open(&mut self) {
+        self.closed = false;
     }
 
     /// Counts what ended since the last time.
     fn count_ends(&mut self) {
         let noticed = *self.noticed.borrow_and_update();
         let now = Instant::now().into_std();
-        self.backlog.ended(noticed - self.counted, now);
+        let ends = Ends {
+            outputs: noticed.ends - self.counted.ends,
+            pictures: noticed.pictures - self.counted.pictures,
+        };
+        self.backlog.ended(ends, now);
         self.counted = noticed;
     }
 }
@@ -86,9 +97,15 @@ impl Driver {
         self.ahead.count_ends();
         let running = self.running.values();
         let running: usize = running.map(|running| running.outputs.len()).sum();
+        // What is being stored has left the engine, and has not arrived yet; and what only waits for room there goes before
+        // rows that would take it.
+        let under_way = running + self.settling + self.passing.waiting();
         let backlog = &self.ahead.backlog;
-        // What is being stored has left the engine, and has not arrived yet.
-        let (rows_room, room) = (backlog.rows_room(running + self.settling), backlog.room());
+        let (rows_room, room) = if self.ahead.closed {
+            (0, 0)
+        } else {
+            (backlog.rows_room(under_way), backlog.room())
+        };
         if rows_room != self.ahead.rows_room {
             self.ahead.rows_room = rows_room;
             self.apply(Event::Room(rows_room));
@@ -127,13 +144,16 @@ impl Driver {
 }
 
 async fn look(bus: &Bus) -> Result<Look, BusError> {
-    let (queues, workers) = tokio::try_join!(bus.queues(), bus.workers())?;
-    let denoisers = workers
-        .iter()
-        .filter(|worker| worker.role == Role::Denoiser && worker.state.takes_work())
-        .count();
+    let depth = bus.depth(&bus.topology().denoise_consumer);
+    let (depth, workers) = tokio::try_join!(depth, bus.workers())?;
+    let of = |role| {
+        let workers = workers.iter();
+        let workers = workers.filter(|worker| worker.role == role && worker.state.takes_work());
+        u64::try_from(workers.count()).unwrap_or(u64::MAX)
+    };
     Ok(Look {
-        outputs: queues.denoise.queued + queues.denoise.held,
-        denoisers: u64::try_from(denoisers).unwrap_or(u64::MAX),
+        outputs: depth.queued + depth.held,
+        denoisers: of(Role::Denoiser),
+        batchers: of(Role::ArBatcher),
     })
 }

@@ -92,9 +92,8 @@ impl Driver {
     /// gets a moment to be.
     pub(super) async fn give_back(&mut self) {
         // From here on nothing starts.
-        self.ahead.told_none();
-        self.apply(Event::Room(0));
-        self.pass(Event::Room(0));
+        self.ahead.close();
+        self.see_room();
         for running in self.running.values() {
             running.stop.cancel();
         }
@@ -127,6 +126,7 @@ impl Driver {
         self.held.clear();
         self.apply(Event::Withdrawn(gone.clone()));
         self.pass(Event::Withdrawn(gone));
+        self.ahead.open();
         self.see_room();
     }
 }

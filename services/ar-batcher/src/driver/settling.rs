@@ -29,11 +29,15 @@ impl Driver {
         }
         self.judge_engine(running.engine, &rows);
         if matches!(how, How::Full) {
-            self.full(&rows);
+            self.full(id, &rows);
             self.apply(Event::Full(id));
         } else {
-            let took_ms = unix_millis().saturating_sub(running.started_at);
-            self.ahead.ran(Duration::from_millis(took_ms));
+            let wrote =
+                |(_, end): &(_, RowEnd)| matches!(end, RowEnd::Ran(Ok(_), _) | RowEnd::Cached(_));
+            if rows.iter().any(wrote) {
+                let took_ms = unix_millis().saturating_sub(running.started_at);
+                self.ahead.ran(Duration::from_millis(took_ms));
+            }
             self.apply(Event::Finished(id));
         }
         let times = BatchTimes {
@@ -47,6 +51,8 @@ impl Driver {
                 self.settle(known, row, times);
             }
         }
+        // Rows that did not start, or that the engine refused, had taken room.
+        self.see_room();
         self.changed();
         Ok(())
     }
@@ -68,11 +74,13 @@ impl Driver {
     }
 
     /// Rows that the full engine would have run wait again; the batch's others do not.
-    fn full(&mut self, rows: &[(KnownLife, RowEnd)]) {
+    fn full(&mut self, id: BatchId, rows: &[(KnownLife, RowEnd)]) {
         let mut gone = Vec::new();
         for (known, row) in rows {
             let output = known.output();
-            let held = self.held_of(output).filter(|held| held.needs(output));
+            let held = self.held_of(output).filter(|held| {
+                held.needs(output) && held.doing(output) == Some(Doing::Running(id))
+            });
             match (row, held) {
                 (RowEnd::Stopped, Some(held)) => drop(held.again(output, known.clone())),
                 _ => gone.push(output),
@@ -86,8 +94,8 @@ impl Driver {
     /// A batch of which nothing came back is one failure, however many rows it had.
     fn judge_engine(&mut self, engine: usize, rows: &[(KnownLife, RowEnd)]) {
         let failed =
-            |end: &RowEnd| matches!(end, RowEnd::Ran(Err(error)) if is_retried(error.code));
-        let fine = |end: &RowEnd| matches!(end, RowEnd::Ran(outcome) if outcome.is_ok());
+            |end: &RowEnd| matches!(end, RowEnd::Ran(Err(error), _) if is_retried(error.code));
+        let fine = |end: &RowEnd| matches!(end, RowEnd::Ran(outcome, _) if outcome.is_ok());
         if rows.iter().any(|(_, end)| fine(end)) {
             self.engines.succeeded(engine);
         } else if let Some((known, _)) = rows.iter().find(|(_, end)| failed(end)) {

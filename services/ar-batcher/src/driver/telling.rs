@@ -89,8 +89,9 @@ impl Driver {
     pub(super) fn tell_written(&mut self, known: KnownLife, watch: EndWatch) {
         let (bench, stop) = (Arc::clone(&self.bench), self.stop.clone());
         self.hands.aside(async move {
-            let waited = stop.run_until_cancelled(sleep(TELL_PERIOD)).await;
-            if waited.is_none() || watch.has_ended() {
+            // At once by a batcher that stops: the next one must not take its attempt for lost.
+            stop.run_until_cancelled(sleep(TELL_PERIOD)).await;
+            if watch.has_ended() {
                 return;
             }
             let (bus, output) = (&bench.member.bus, known.output());

@@ -214,8 +214,9 @@ impl Worker<'_> {
         progress.mark_unchanged();
         while let Ok(changed) = timeout(self.retry.stall_max, progress.changed()).await {
             if changed.is_err() {
-                // The painting has ended, and says how.
-                std::future::pending::<()>().await;
+                // The painting has ended, and is about to say how.
+                sleep(self.retry.stall_max).await;
+                break;
             }
         }
         let stall_max_s = self.retry.stall_max.as_secs_f64();

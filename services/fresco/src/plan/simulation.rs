@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use batching::{Action, Backlog, BatchFormer, BatchId, Event, Limits, Look, Policy, Row};
+use batching::{Action, Backlog, BatchFormer, BatchId, Ends, Event, Limits, Look, Policy, Row};
 use protocol::{JobId, OutputId, OutputIndex, PriorityClass};
 use replay::{Flight, Times, generated_tokens};
 
@@ -78,6 +78,7 @@ impl<'a> Simulation<'a> {
         let look = Look {
             outputs: 0,
             denoisers: stages.denoisers as u64,
+            batchers: 1,
         };
         backlog.looked(backlog.mark(), look);
         Self {
@@ -218,7 +219,11 @@ impl<'a> Simulation<'a> {
 
     fn painted(&mut self, output: OutputId, now: Instant) {
         self.idle_denoisers += 1;
-        self.backlog.ended(1, now);
+        let painted = Ends {
+            outputs: 1,
+            pictures: 1,
+        };
+        self.backlog.ended(painted, now);
         self.paint(now);
         self.look_for_room(now);
         let Some(open) = self.open.get_mut(&output.job) else {

@@ -75,7 +75,7 @@ pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
 pub(crate) fn consumer_config(spec: &ConsumerSpec) -> consumer::Config {
     consumer::Config {
         durable_name: Some(spec.name.clone()),
-        filter_subject: spec.filter.clone(),
+        filter_subjects: spec.filters.clone(),
         ack_policy: AckPolicy::Explicit,
         ack_wait: spec.ack_wait,
         // No limit: naks of busy workers count here too, and a message that exhausts its deliveries stays in the
