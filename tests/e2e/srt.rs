@@ -102,6 +102,7 @@ async fn a_fault_of_srt_is_its_own_rows_and_one_that_passes_is_nobodys() {
     let server = server(setup(INSTANT)).await;
     let fleet = fleet(&[&server]).await;
     let given_up = Some((500, "attempts_exhausted".to_owned()));
+    let refused = Some((400, "invalid_parameter".to_owned()));
     let mut seed = 1_000;
     for (fault, times, wanted) in [
         (Fault::ShortIds, None, &given_up),
@@ -109,7 +110,7 @@ async fn a_fault_of_srt_is_its_own_rows_and_one_that_passes_is_nobodys() {
         (Fault::EarlyEos, None, &given_up),
         (Fault::MissingUsage, None, &given_up),
         (Fault::WrongLength, None, &given_up),
-        (Fault::BadRequest, None, &given_up),
+        (Fault::BadRequest, None, &refused),
         (Fault::ServerError, None, &given_up),
         (Fault::Reset, None, &given_up),
         (Fault::Hang, Some(1), &None),
@@ -141,6 +142,11 @@ async fn a_fault_of_srt_is_its_own_rows_and_one_that_passes_is_nobodys() {
                 let found = (poison.status.as_u16(), poison.error().0.to_owned());
                 assert_eq!(&found, wanted, "{fault:?}");
             }
+        }
+        if fault == Fault::BadRequest {
+            let seeds = server.seen().seeds;
+            let asked = seeds.iter().filter(|asked| **asked == seed).count();
+            assert_eq!(asked, 1, "what is refused is not asked again");
         }
     }
     assert_eq!(server.seen().violations, [""; 0]);

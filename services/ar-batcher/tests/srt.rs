@@ -133,7 +133,7 @@ async fn a_row_of_every_size_has_its_own_grid_and_counts() {
 /// 28 rows, the slots of the published runs, with one poison among them, in one call.
 #[tokio::test]
 async fn of_28_rows_with_a_poison_among_them_27_succeed_whatever_it_does() {
-    use ErrorCode::{ArFailed, PriorTokensInvalid};
+    use ErrorCode::{ArFailed, InvalidParameter, PriorTokensInvalid};
     let seeds: Vec<u64> = (1_000..1_028).collect();
     for (fault, code) in [
         (Fault::ShortIds, PriorTokensInvalid),
@@ -142,8 +142,9 @@ async fn of_28_rows_with_a_poison_among_them_27_succeed_whatever_it_does() {
         (Fault::MissingUsage, ArFailed),
         (Fault::Abort, ArFailed),
         (Fault::WrongLength, PriorTokensInvalid),
-        (Fault::BadRequest, ArFailed),
+        (Fault::BadRequest, InvalidParameter),
         (Fault::ServerError, ArFailed),
+        (Fault::BadGateway, ArFailed),
         (Fault::Hang, ArFailed),
         (Fault::StalledBody, ArFailed),
         (Fault::Reset, ArFailed),
@@ -158,6 +159,10 @@ async fn of_28_rows_with_a_poison_among_them_27_succeed_whatever_it_does() {
         assert_eq!(seen.violations, [""; 0], "{fault:?}");
         let names: BTreeSet<_> = seen.rids.iter().collect();
         assert_eq!(names.len(), seen.rids.len(), "a name for each attempt");
+        if fault == Fault::BadRequest {
+            let asked = seen.seeds.iter().filter(|seed| **seed == POISON).count();
+            assert_eq!(asked, 2, "with its companions, and once alone");
+        }
         until("nothing runs for nobody", || async {
             (server.rows_in_flight() == 0).then_some(())
         })
@@ -168,11 +173,12 @@ async fn of_28_rows_with_a_poison_among_them_27_succeed_whatever_it_does() {
 #[tokio::test]
 async fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
     let failed = Some(ErrorCode::ArFailed);
+    let refused = Some(ErrorCode::InvalidParameter);
     for (rule, calls, code) in [
         (Rule::once(7, Fault::Reset), 2, None),
         (Rule::once(7, Fault::ServerError), 2, None),
         (Rule::once(7, Fault::Slow), 1, None),
-        (Rule::once(7, Fault::BadRequest), 1, failed),
+        (Rule::once(7, Fault::BadRequest), 1, refused),
         (Rule::once(7, Fault::Hang), 1, failed),
         (Rule::always(7, Fault::ServerError), 3, failed),
         (Rule::always(7, Fault::Reset), 3, failed),
@@ -182,6 +188,61 @@ async fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
         let outcomes = run(&engine(&server.url()), &[7]).await.unwrap();
         assert_eq!(codes(&[7], &outcomes), [code], "{rule:?}");
         assert_eq!(server.seen().calls, calls, "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_row_is_told_the_status_and_not_the_server() {
+    let server = server(setup(INSTANT)).await;
+    server.script(&[Rule::always(7, Fault::BadRequest)]);
+    let outcome = run(&engine(&server.url()), &[7]).await.unwrap().remove(0);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidParameter);
+    assert!(error.text.contains("400"), "{error}");
+    let address = server.address().to_string();
+    assert!(!error.text.contains(&address), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_of_no_such_route_is_its_own_trouble() {
+    let server = server(setup(INSTANT)).await;
+    let elsewhere = format!("{}/elsewhere", server.url());
+    let outcomes = run(&engine(&elsewhere), &[7]).await.unwrap();
+    assert_eq!(codes(&[7], &outcomes), [Some(ErrorCode::ArFailed)]);
+}
+
+/// A router whose server has just died with the row says that it is full.
+#[tokio::test]
+async fn a_server_that_is_full_after_it_broke_off_has_failed_the_row() {
+    for broke in [Fault::Reset, Fault::ServerError] {
+        let server = server(setup(INSTANT)).await;
+        server.script(&[Rule::once(7, broke), Rule::once(7, Fault::Full)]);
+        let outcomes = run(&engine(&server.url()), &[7]).await.unwrap();
+        let failed = Some(ErrorCode::ArFailed);
+        assert_eq!(codes(&[7], &outcomes), [failed], "{broke:?}");
+        assert_eq!(server.seen().calls, 2, "{broke:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_a_proxy_lost_sight_of_is_aborted() {
+    let server = server(setup(SLOW)).await;
+    server.script(&[Rule::always(7, Fault::BadGateway)]);
+    let outcomes = run(&engine(&server.url()), &[7]).await.unwrap();
+    assert_eq!(codes(&[7], &outcomes), [Some(ErrorCode::ArFailed)]);
+    let seen = server.seen();
+    assert_eq!((seen.calls, &seen.aborts), (3, &seen.rids));
+    assert_eq!(server.rows_in_flight(), 0);
+}
+
+#[tokio::test]
+async fn a_row_that_the_server_did_not_take_is_not_aborted() {
+    for fault in [Fault::BadRequest, Fault::Full] {
+        let server = server(setup(INSTANT)).await;
+        server.script(&[Rule::always(7, fault)]);
+        run(&engine(&server.url()), &[7]).await.ok();
+        let seen = server.seen();
+        assert_eq!((seen.calls, seen.aborts), (1, vec![]), "{fault:?}");
     }
 }
 

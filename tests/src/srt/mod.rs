@@ -99,6 +99,8 @@ pub struct FakeSrt {
 struct Server {
     setup: Setup,
     rows: Rows,
+    /// Rows that run on after [`Fault::BadGateway`].
+    orphans: Mutex<Vec<InFlight>>,
     script: Mutex<Script>,
     is_up: Mutex<bool>,
     seen: Mutex<Seen>,
@@ -121,6 +123,7 @@ impl FakeSrt {
         let server = Arc::new(Server {
             rows: Rows::new(setup.times.clone()),
             setup,
+            orphans: Mutex::default(),
             script: Mutex::default(),
             is_up: Mutex::new(true),
             seen: Mutex::default(),
@@ -291,6 +294,10 @@ impl Server {
         {
             let mut seen = locked(&self.seen);
             seen.rows_in_flight_max = seen.rows_in_flight_max.max(self.rows.len());
+        }
+        if let Some(Fault::BadGateway) = calls_fault {
+            locked(&self.orphans).extend(in_flight);
+            return Ok(refusal(StatusCode::BAD_GATEWAY, "scripted gateway"));
         }
         let mut items = Vec::new();
         for ((row, fault), in_flight) in call.rows.iter().zip(&faults).zip(in_flight) {

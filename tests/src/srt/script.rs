@@ -22,6 +22,8 @@ pub enum Fault {
     BadRequest,
     /// HTTP 500.
     ServerError,
+    /// HTTP 502, as from a proxy that has lost sight of the row: it runs on.
+    BadGateway,
     /// HTTP 503, as with a full queue.
     Full,
     /// No answer, for as long as the client waits.
@@ -46,6 +48,7 @@ impl Fault {
             Self::WrongLength
             | Self::BadRequest
             | Self::ServerError
+            | Self::BadGateway
             | Self::Full
             | Self::Hang
             | Self::StalledBody

@@ -46,7 +46,7 @@ impl Caller<'_> {
             return Err(EngineError::Stopped);
         }
         if rows.len() == 1 {
-            return Ok(vec![Err(self.failed(&error))]);
+            return Ok(vec![Err(self.failed(&rows[0], &error))]);
         }
         tracing::warn!(%url, rows = rows.len(), error = chain(&error), "call failed, running its rows alone");
         let alone = rows.iter().map(|row| self.alone(row));
@@ -57,8 +57,9 @@ impl Caller<'_> {
         match self.call(std::slice::from_ref(row)).await {
             Ok(mut outcomes) => Ok(outcomes.pop().expect("one outcome for each row")),
             Err(CallError::Stopped) => Err(EngineError::Stopped),
-            // Its companions may have run: it cannot be said of all that they did not.
-            Err(error) => Ok(Err(self.failed(&error))),
+            // Also when the server is full by now: the row has been in a call that failed, and its companions may have
+            // run, so nobody can say of all that they did not.
+            Err(error) => Ok(Err(self.failed(row, &error))),
         }
     }
 
@@ -78,9 +79,10 @@ impl Caller<'_> {
             if let CallError::Lost(_) | CallError::Status { .. } = error {
                 arrived = Some(error);
             } else if pause.is_none() {
-                // A server that one of these rows may have killed is not one that was away.
-                return match (&error, arrived) {
-                    (CallError::Unreachable(_), Some(arrived)) => Err(arrived),
+                // A server that one of these rows may have killed is not one that was away, nor is the router before it
+                // that has no other left.
+                return match arrived {
+                    Some(arrived) if error.is_refusal() => Err(arrived),
                     _ => Err(error),
                 };
             }
@@ -110,10 +112,7 @@ impl Caller<'_> {
                 Ok(outcomes)
             }
             Err(error) => {
-                // In the batched form SRT fails the call for one row and lets the others run on.
-                let answered = matches!(error, CallError::Status { .. } | CallError::Full(_));
-                let arrived = !matches!(error, CallError::Unreachable(_));
-                if arrived && !(answered && rows.len() == 1) {
+                if error.may_run_on(rows.len()) {
                     self.client.abort(&rids).await;
                 }
                 Err(error)
@@ -127,12 +126,20 @@ impl Caller<'_> {
             .send_replace(BatchProgress { tokens, tokens_max });
     }
 
-    fn failed(&self, error: &CallError) -> JobError {
+    /// Why a row that was alone in its call has no prior.
+    fn failed(&self, row: &SrtRow, error: &CallError) -> JobError {
+        let url = self.client.url();
+        if let Some(status) = error.request_fault() {
+            // The client reads this one: it says nothing of where the server is.
+            tracing::warn!(output = %row.output, %url, error = chain(error), "server refused the row");
+            let text = format!("the AR server refused the row: HTTP {status}");
+            return JobError::new(ErrorCode::InvalidParameter, &text);
+        }
         let code = match error {
             CallError::WrongLength(_) => ErrorCode::PriorTokensInvalid,
             _ => ErrorCode::ArFailed,
         };
-        let text = format!("SRT at {}: {}", self.client.url(), chain(error));
+        let text = format!("SRT at {url}: {}", chain(error));
         JobError::new(code, &text)
     }
 }

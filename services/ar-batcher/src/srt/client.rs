@@ -31,6 +31,12 @@ const ANSWER_BYTES_PER_ROW_MAX: usize = 1 << 20;
 const INFO_BYTES_MAX: usize = 4 << 20;
 /// Of an error.
 const ERROR_BYTES_MAX: usize = 64 << 10;
+/// SRT says 400 to what it cannot run, its web framework 422 to what it cannot read, proxies 413 to what is too long.
+const REQUEST_FAULTS: [StatusCode; 3] = [
+    StatusCode::BAD_REQUEST,
+    StatusCode::PAYLOAD_TOO_LARGE,
+    StatusCode::UNPROCESSABLE_ENTITY,
+];
 
 /// Why a call brought no rows.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +89,28 @@ impl CallError {
     /// Whether no row ran, and none is to blame.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Full(_))
+    }
+
+    /// The status of a server that finds fault with the request itself, as every other would. Of several rows it does
+    /// not say which one it means. Other 4xx are the server's own trouble: a wrong route, a key that is missing.
+    pub(crate) fn request_fault(&self) -> Option<StatusCode> {
+        match self {
+            Self::Status { status, .. } if REQUEST_FAULTS.contains(status) => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Whether some of so many rows may run on without anybody waiting for them.
+    pub(crate) fn may_run_on(&self, rows: usize) -> bool {
+        // In the batched form SRT fails the call for one row and lets the others run on.
+        let has_others = rows > 1;
+        match self {
+            Self::Unreachable(_) => false,
+            Self::Full(_) => has_others,
+            // A proxy that says 502 or 504 has only lost sight of the row.
+            Self::Status { status, .. } => has_others || status.is_server_error(),
+            _ => true,
+        }
     }
 }
 
