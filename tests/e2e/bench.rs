@@ -1,6 +1,9 @@
 //! `fresco bench`: what it measures is there, and adds up.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::{Command, Output},
+};
 
 use integration::{binary, root};
 use serde_json::Value;
@@ -10,24 +13,79 @@ use tempfile::TempDir;
 const TABLE: &str =
     r#"{"ar": {"rows_ms": [[1, 20]], "tokens": 261}, "denoise": {"step_ms": 40, "decode_ms": 0}}"#;
 
+/// Pictures of 1.5 s and rows of 0.75 s: beside them the overhead of a debug build on a busy machine is small.
+const SLOW_TABLE: &str = r#"{"ar": {"rows_ms": [[1, 750]], "tokens": 261}, "denoise": {"step_ms": 1500, "decode_ms": 0}}"#;
+
+/// A folder with the table and room for temporary files.
+fn folder(table: &str) -> TempDir {
+    let folder = TempDir::with_prefix("fresco-bench-").unwrap();
+    fs::write(folder.path().join("times.json"), table).unwrap();
+    fs::create_dir(folder.path().join("tmp")).unwrap();
+    folder
+}
+
+fn run(folder: &TempDir, flags: &str) -> Output {
+    Command::new(binary("fresco"))
+        .arg("bench")
+        .args(flags.split_whitespace())
+        .current_dir(root())
+        .env("TMPDIR", folder.path().join("tmp"))
+        .output()
+        .unwrap()
+}
+
+fn bench(folder: &TempDir, flags: &str) -> String {
+    let run = run(folder, flags);
+    let told = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{told}");
+    String::from_utf8(run.stdout).unwrap()
+}
+
+#[test]
+fn a_plan_is_within_5_percent_of_what_is_measured() {
+    let folder = folder(SLOW_TABLE);
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (times, out) = (path("times.json"), path("out"));
+    // Three clients for two denoisers: there is always one whose row is written.
+    let fleet = "--denoisers 2 --ar-slots 4 --sizes 64x64 --steps 1 --concurrency 3 --requests 21";
+    bench(
+        &folder,
+        &format!("run --times {times} --out {out} --name slow {fleet}"),
+    );
+    let result: Value = serde_json::from_slice(&fs::read(path("out/slow.json")).unwrap()).unwrap();
+    let number = |pointer: &str| result.pointer(pointer).unwrap().as_f64().unwrap();
+    let (measured, planned) = (
+        number("/measured/images_per_s"),
+        number("/planned/images_per_s"),
+    );
+    println!("measured {measured}, planned {planned}");
+    assert!((planned / measured - 1.0).abs() <= 0.05);
+}
+
+#[test]
+fn a_run_whose_requests_fail_is_no_success_and_tells_no_secret() {
+    let folder = folder(TABLE);
+    let times = folder.path().join("times.json");
+    // Nobody listens on the port of a socket that is gone.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    drop(port);
+    let flags = format!(
+        "run --times {} --url http://user:secret@{address} --concurrency 1 --requests 4",
+        times.display()
+    );
+    let run = run(&folder, &flags);
+    let told = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{told}");
+    assert!(told.contains("4 requests failed"), "{told}");
+    assert!(!told.contains("secret"), "{told}");
+}
+
 #[test]
 fn a_run_measures_its_own_fleet_and_leaves_nothing() {
-    let folder = TempDir::with_prefix("fresco-bench-").unwrap();
+    let folder = folder(TABLE);
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    fs::write(path("times.json"), TABLE).unwrap();
-    fs::create_dir(path("tmp")).unwrap();
-    let bench = |flags: &str| {
-        let run = Command::new(binary("fresco"))
-            .arg("bench")
-            .args(flags.split_whitespace())
-            .current_dir(root())
-            .env("TMPDIR", path("tmp"))
-            .output()
-            .unwrap();
-        let told = String::from_utf8_lossy(&run.stderr).into_owned();
-        assert!(run.status.success(), "{told}");
-        String::from_utf8(run.stdout).unwrap()
-    };
+    let bench = |flags: &str| bench(&folder, flags);
     let (times, out) = (path("times.json"), path("out"));
     let fleet = "--denoisers 2 --ar-slots 4 --sizes 64x64,64x32 --steps 1";
     bench(&format!(
@@ -49,6 +107,11 @@ fn a_run_measures_its_own_fleet_and_leaves_nothing() {
             .unwrap()
             .len(),
         2
+    );
+    let command = result["command"].as_str().unwrap();
+    assert!(
+        command.starts_with("fresco bench run --times times.json --out out "),
+        "{command}"
     );
     let cpu = result["cpu_ms_per_request"].as_object().unwrap();
     let roles: Vec<&String> = cpu.keys().collect();

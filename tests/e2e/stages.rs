@@ -25,9 +25,9 @@ const SLOW_PAINTING: Table = Table {
     },
 };
 
-/// AR in 100 ms, a picture in no time.
+/// AR in 50 ms, a picture in no time.
 const SLOW_WRITING: Table = Table {
-    ar: ArTimes::new(&[(1, 100.0)], 258),
+    ar: ArTimes::new(&[(1, 50.0)], 258),
     denoise: DenoiseTimes {
         step_ms: 1.0,
         decode_ms: 1.0,
@@ -55,9 +55,11 @@ async fn eight_outputs_on_eight_idle_denoisers_take_the_time_of_one() {
 }
 
 const CLIENTS: usize = 48;
-const ROUNDS: usize = 12;
+const ROUNDS: usize = 44;
 /// Of so many requests one is of the rare size: 1 %.
 const RARE: usize = 100;
+/// Fewer say little of how they wait.
+const RARE_MIN: usize = 20;
 
 /// What the last one in a hundred waits.
 fn p99(waits: &mut [u64]) -> u64 {
@@ -95,8 +97,9 @@ async fn a_rare_size_waits_no_longer_than_a_common_one_at_overload() {
         rare.len(),
         common.len()
     );
+    assert!(rare.len() >= RARE_MIN, "{} rare ones", rare.len());
     // Three calls deep, or there is nothing to wait for.
-    assert!(common_p99 >= 300, "no overload: {common_p99} ms");
+    assert!(common_p99 >= 150, "no overload: {common_p99} ms");
     assert!(rare_p99 <= 2 * common_p99, "{rare_p99} ms");
 }
 

@@ -241,6 +241,7 @@ pub struct GatewayArgs {
     #[arg(
         long = "gateway",
         env = "FRESCO_GATEWAY",
+        hide_env_values = true,
         value_name = "URL",
         default_value = "http://127.0.0.1:8080"
     )]

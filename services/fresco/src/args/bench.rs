@@ -6,15 +6,30 @@ use clap::{Args, Subcommand};
 use protocol::{ImageSize, limits::OUTPUTS_PER_JOB_MAX};
 use service::Admission;
 
+/// Slowest open load: one request in three hours.
+const RATE_MIN: f64 = 1e-4;
+/// Fastest: no client of one task sends more.
+const RATE_MAX: f64 = 1e4;
+/// Quickest replay. Below it a table's seconds are no longer the milliseconds in which gateways tell timings.
+const TIME_SCALE_MIN: f64 = 1e-3;
+/// Slowest, which is also the largest that the replay engines take.
+const TIME_SCALE_MAX: f64 = 1e3;
+/// Every request's seed is this one and its number: all of them are still seeds of the API.
+const SEED_MAX: u64 = u32::MAX as u64;
+
 pub(super) const RUN_HELP: &str = "\
 Starts a fleet of its own in a temporary folder, as `fresco up --engine replay` does, asks its gateway for pictures and
 prints what came of it beside the best that any policy could reach and what `fresco plan` foretells. Times and rates are
-those of the table: at --time-scale 0.05 everything happens 20 times as fast, and is told as if it did not.";
+those of the table: at --time-scale 0.05 everything happens 20 times as fast, and is told as if it did not. Under
+--admission batched a batch waits for company for 20 ms of the table, at least 1 ms of the clock. The fleet keeps no
+prior tokens (--no-prior-cache). Exits with 1 when a request got no pictures.";
 
 pub(super) const PLAN_HELP: &str = "\
 Simulates the fleet in virtual time, with the rules of the AR-batcher and the step-rate model of a continuously batching
 AR engine, and prints the fewest denoisers, and for them the fewest AR slots, that keep the load within the SLO. What
-both --ar-slots and --denoisers fix is only simulated.";
+both --ar-slots and --denoisers fix is only simulated. A fleet for --rate also has to be able to do more than comes,
+or its queue would grow for ever. Under --admission batched a batch waits for company for 20 ms of the table, the
+AR-batcher's default.";
 
 /// `fresco bench`.
 #[derive(Debug, Subcommand)]
@@ -34,7 +49,7 @@ pub struct LoadArgs {
     pub concurrency: Option<u16>,
 
     /// Requests a second that come whatever happens, at random (Poisson)
-    #[arg(long, value_name = "PER_SECOND", value_parser = positive)]
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     pub rate: Option<f64>,
 
     /// Sizes of the requests, taken in turn
@@ -59,7 +74,7 @@ pub struct LoadArgs {
     pub requests: u32,
 
     /// Of the pictures and of the arrivals at random
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=SEED_MAX))]
     pub seed: u64,
 }
 
@@ -71,7 +86,7 @@ pub struct BenchRunArgs {
     pub times: PathBuf,
 
     /// Multiplies every time of `--times`
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = time_scale)]
     pub time_scale: f64,
 
     /// Denoisers of the fleet
@@ -101,6 +116,10 @@ pub struct BenchRunArgs {
     /// Folder for the result, NAME.json
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+
+    /// What was built, told in the result: `git describe --always --dirty`
+    #[arg(long, value_name = "TEXT", requires = "out")]
+    pub commit: Option<String>,
 }
 
 /// `fresco bench report`.
@@ -146,10 +165,70 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+fn rate(text: &str) -> Result<f64, String> {
+    within(text, RATE_MIN, RATE_MAX)
+}
+
+fn time_scale(text: &str) -> Result<f64, String> {
+    within(text, TIME_SCALE_MIN, TIME_SCALE_MAX)
+}
+
+fn within(text: &str, min: f64, max: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        // NaN is in no range.
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        Ok(_) | Err(_) => Err(format!("not a number from {min} to {max}")),
+    }
+}
+
 /// A number above 0.
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
         Ok(_) | Err(_) => Err("not a number above 0".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Cli;
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for (flag, inside, outside) in [
+            (
+                "--rate",
+                &["0.0001", "0.5", "10000"][..],
+                &["1e-300", "0", "-1", "1e300", "inf", "NaN", "x"][..],
+            ),
+            (
+                "--time-scale",
+                &["0.001", "0.05", "1000"],
+                &["1e-300", "0", "1001", "inf", "NaN"],
+            ),
+            (
+                "--seed",
+                &["0", "4294967295"],
+                &["4294967296", "18446744073709551615", "-1"],
+            ),
+        ] {
+            let parsed = |value: &str| {
+                let load = match flag {
+                    "--rate" => "",
+                    _ => "--rate=1",
+                };
+                let line =
+                    format!("fresco bench run --times t {load} --url http://h {flag}={value}");
+                Cli::try_parse_from(line.split_whitespace()).is_ok()
+            };
+            for value in inside {
+                assert!(parsed(value), "{flag} {value}");
+            }
+            for value in outside {
+                assert!(!parsed(value), "{flag} {value}");
+            }
+        }
     }
 }

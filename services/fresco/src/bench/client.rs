@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
+use replay::SplitMix64;
 use reqwest::Client;
 use serde::Deserialize;
 use serde_json::json;
@@ -39,16 +40,24 @@ pub(crate) struct Asker {
     http: Client,
     /// Seconds of the wall for a second of the table.
     time_scale: f64,
+    /// In every prompt.
+    nonce: u64,
+}
+
+/// Of this run alone: a gateway that keeps prior tokens finds none of an earlier run's.
+pub(crate) fn nonce(seed: u64) -> u64 {
+    SplitMix64::new(seed ^ service::clock::unix_millis()).draw()
 }
 
 impl Asker {
-    pub(crate) fn new(gateway: &str, time_scale: f64) -> Result<Self, Failure> {
+    pub(crate) fn new(gateway: &str, time_scale: f64, nonce: u64) -> Result<Self, Failure> {
         // No proxy: gateways are called by their own address, loopback above all.
         let http = Client::builder().no_proxy().build();
         Ok(Self {
             url: format!("{}/v1/images/generations", gateway.trim_end_matches('/')),
             http: http.map_err(|error| Failure::failed(&error))?,
             time_scale,
+            nonce,
         })
     }
 
@@ -96,7 +105,7 @@ impl Asker {
     async fn one(&self, load: &Load, request: usize, start: Instant) -> Answered {
         let sent_at = self.since(start);
         let body = json!({
-            "prompt": format!("picture {request}"),
+            "prompt": format!("picture {request} of {:016x}", self.nonce),
             "n": load.n,
             "size": load.size(request),
             "seed": load.seed + request as u64,
@@ -114,7 +123,7 @@ impl Asker {
     }
 
     async fn answer(&self, body: &serde_json::Value) -> Result<Answer, String> {
-        let told = |error: reqwest::Error| chain(&error);
+        let told = |error: reqwest::Error| chain(&error.without_url());
         let answer = self
             .http
             .post(&self.url)

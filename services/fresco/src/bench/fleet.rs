@@ -22,6 +22,15 @@ const STOP_MAX: Duration = Duration::from_secs(15);
 /// How often is looked whether it is ready: beside a start of seconds that is nothing.
 const POLL: Duration = Duration::from_millis(50);
 
+/// The AR-batcher's default at the table's own pace.
+const BATCH_DELAY_MS: f64 = 20.0;
+
+/// How long a batch waits for company under batched admission, by the clock: scaled as everything else, but no less
+/// than the AR-batcher can be told.
+pub(crate) fn batch_delay(time_scale: f64) -> Duration {
+    Duration::from_millis((BATCH_DELAY_MS * time_scale).round().max(1.0) as u64)
+}
+
 /// A fleet that runs. Dropped, it is killed.
 pub(crate) struct Fleet {
     up: Child,
@@ -37,6 +46,7 @@ impl Fleet {
         let folder = TempDir::new().map_err(failed)?;
         let url_file = folder.path().join("url");
         let fresco = std::env::current_exe().map_err(failed)?;
+        let batch_delay_ms = batch_delay(args.time_scale).as_millis();
         let mut command = Command::new(&fresco);
         // A fleet does not outlive whoever measures it.
         command
@@ -49,6 +59,9 @@ impl Fleet {
             .args(["--denoisers", &args.denoisers.to_string()])
             .args(["--ar-slots-max", &args.ar_slots.to_string()])
             .args(["--admission", &args.admission.to_string()])
+            .args(["--ar-delay-ms", &batch_delay_ms.to_string()])
+            // What is measured is both stages.
+            .arg("--no-prior-cache")
             .arg("--data")
             .arg(folder.path().join("data"))
             .arg("--url-file")
@@ -94,6 +107,28 @@ impl Fleet {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(Failure::failed(&error)),
             Err(_) => Err(Failure::Failed("fresco up does not stop".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_for_company_is_scaled_as_all_else() {
+        for (time_scale, ms) in [
+            (1.0, 20),
+            (0.5, 10),
+            (0.05, 1),
+            (0.001, 1),
+            (1_000.0, 20_000),
+        ] {
+            assert_eq!(
+                batch_delay(time_scale),
+                Duration::from_millis(ms),
+                "{time_scale}"
+            );
         }
     }
 }

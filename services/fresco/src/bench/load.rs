@@ -105,7 +105,31 @@ impl Load {
     pub(crate) fn is_open(&self, sent: usize, answered: usize) -> bool {
         match self.arrivals {
             Arrivals::Closed { concurrency } => answered >= RAMP_ROUNDS * concurrency,
-            Arrivals::Open { .. } => sent as f64 >= RAMP_SHARE * self.requests as f64,
+            Arrivals::Open { .. } => sent >= self.open_ramp(),
+        }
+    }
+
+    /// Requests of an open load's ramp.
+    fn open_ramp(&self) -> usize {
+        (RAMP_SHARE * self.requests as f64).ceil() as usize
+    }
+
+    /// Whether the latency of `request` counts, if it was answered in the window or not. Of an open load that of every
+    /// request after the ramp does, whenever it was answered: where the queue grows, those that are still out when the
+    /// window closes are the ones that wait longest. Of a closed load those in the window do: the last ones have less
+    /// and less company.
+    pub(crate) fn latency_counts(&self, request: usize, in_window: bool) -> bool {
+        match self.arrivals {
+            Arrivals::Closed { .. } => in_window,
+            Arrivals::Open { .. } => request >= self.open_ramp(),
+        }
+    }
+
+    /// Images a second that come whatever happens; none of a closed load.
+    pub(crate) fn images_per_s(&self) -> Option<f64> {
+        match self.arrivals {
+            Arrivals::Closed { .. } => None,
+            Arrivals::Open { requests_per_s } => Some(requests_per_s * f64::from(self.n)),
         }
     }
 

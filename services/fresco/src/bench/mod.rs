@@ -6,6 +6,7 @@ mod client;
 mod cpu;
 mod fleet;
 pub(crate) mod load;
+mod origin;
 mod plot;
 mod report;
 pub(crate) mod summary;
@@ -20,6 +21,7 @@ use self::{
     client::{Asker, failures},
     fleet::Fleet,
     load::Load,
+    origin::Origin,
     summary::{Edge, Spread, Stages, Summary, summarise},
 };
 use crate::{
@@ -32,9 +34,9 @@ use crate::{
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) name: String,
-    /// What was typed, without the program's folder.
+    /// What was typed, without credentials and folders of the machine.
     command: String,
-    machine: Machine,
+    pub(crate) origin: Origin,
     pub(crate) load: Load,
     pub(crate) admission: String,
     pub(crate) denoisers: usize,
@@ -47,10 +49,13 @@ pub(crate) struct Outcome {
     pub(crate) cpu_ms_per_request: BTreeMap<String, f64>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Machine {
-    cpu: String,
-    cores: usize,
+impl Outcome {
+    /// Of the best that any policy could reach. None of an open load: it asks for what it asks for.
+    pub(crate) fn share_of_bound(&self) -> Option<f64> {
+        let bound = self.measured.bound_images_per_s?;
+        let is_closed = self.load.at_once() > 0;
+        is_closed.then(|| self.measured.images_per_s / bound)
+    }
 }
 
 /// Carries out the command.
@@ -74,7 +79,8 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
         denoisers: args.denoisers.into(),
         ar_slots: args.ar_slots.into(),
     };
-    let planned = simulate(&times, &load, stages, policy(args.admission));
+    let delay = fleet::batch_delay(args.time_scale).div_f64(args.time_scale);
+    let planned = simulate(&times, &load, stages, policy(args.admission, delay));
     let planned = summarise(&planned, &load, stages, &times);
 
     let own = match &args.url {
@@ -85,7 +91,7 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
     let url = url.or_else(|| args.url.clone()).unwrap_or_default();
     let supervisor = own.as_ref().and_then(Fleet::supervisor);
     let (mut before, mut after) = (cpu::times(supervisor), cpu::CpuTimes::new());
-    let asker = Asker::new(&url, args.time_scale)?;
+    let asker = Asker::new(&url, args.time_scale, client::nonce(load.seed))?;
     let asked = asker.ask(&load, |edge| match edge {
         Edge::Opens => before = cpu::times(supervisor),
         Edge::Closes => after = cpu::times(supervisor),
@@ -102,8 +108,8 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
     let measured = summarise(&record, &load, stages, &times).ok_or_else(none)?;
     let outcome = Outcome {
         name: args.name.clone(),
-        command: command(),
-        machine: machine(),
+        command: origin::command(std::env::args().skip(1)),
+        origin: Origin::here(args.commit.clone()),
         load,
         admission: args.admission.to_string(),
         denoisers: stages.denoisers,
@@ -114,9 +120,17 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
         planned,
     };
     lines(&outcome).iter().for_each(terminal::say);
-    match &args.out {
-        Some(folder) => write(folder, &outcome),
-        None => Ok(()),
+    if let Some(folder) = &args.out {
+        write(folder, &outcome)?;
+    }
+    all_answered(&outcome)
+}
+
+/// A run in which requests failed is kept to be looked at, and no success.
+fn all_answered(outcome: &Outcome) -> Result<(), Failure> {
+    match (outcome.measured.failed, outcome.load.requests) {
+        (0, _) => Ok(()),
+        (failed, of) => Err(Failure::Failed(format!("{failed} of {of} requests failed"))),
     }
 }
 
@@ -137,12 +151,12 @@ fn lines(outcome: &Outcome) -> Vec<String> {
     let mut lines = vec![format!(
         "throughput  {:.4} images/s{}",
         measured.images_per_s,
-        measured
-            .bound_images_per_s
-            .map_or_else(String::new, |bound| {
-                let share = 100.0 * measured.images_per_s / bound;
-                format!(", {share:.1} % of the bound {bound:.4}")
-            })
+        match (measured.bound_images_per_s, outcome.share_of_bound()) {
+            (Some(bound), Some(share)) =>
+                format!(", {:.1} % of the bound {bound:.4}", 100.0 * share),
+            (Some(bound), None) => format!(", bound {bound:.4}"),
+            (None, _) => String::new(),
+        }
     )];
     let spread = |of: &str, spread: Spread| {
         let Spread {
@@ -177,24 +191,4 @@ fn lines(outcome: &Outcome) -> Vec<String> {
         measured.window_s, measured.requests, measured.failed
     ));
     lines
-}
-
-fn command() -> String {
-    let arguments = std::env::args().skip(1);
-    std::iter::once("fresco".to_owned())
-        .chain(arguments)
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
-fn machine() -> Machine {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"));
-    let model = model.and_then(|rest| Some(rest.split_once(':')?.1.trim().to_owned()));
-    Machine {
-        cpu: model.unwrap_or_else(|| "unknown".to_owned()),
-        cores: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
-    }
 }

@@ -113,7 +113,8 @@ pub(crate) struct Summary {
     pub(crate) images_per_s: f64,
     /// The best that any policy could reach; none where nothing takes time.
     pub(crate) bound_images_per_s: Option<f64>,
-    /// From sending a request to the last byte of its answer.
+    /// From sending a request to the last byte of its answer; of an open load also of those that came in the window and
+    /// were answered after it.
     pub(crate) latency_s: Spread,
     pub(crate) latency_by_size_s: BTreeMap<String, Spread>,
     /// Share of the AR slots that had a row.
@@ -176,23 +177,26 @@ pub(crate) fn summarise(
     let window_s = to.checked_sub(from)?.as_secs_f64();
     let mut latencies: Vec<f64> = Vec::new();
     let mut by_size: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut busy = Busy::default();
+    let (mut busy, mut requests) = (Busy::default(), 0_usize);
     for answer in &record.answers {
         // After its opening, which an answer is.
-        let counts = from < answer.at && answer.at <= to;
-        if let (true, Ok(its)) = (counts, &answer.outcome) {
+        let in_window = from < answer.at && answer.at <= to;
+        let Ok(its) = &answer.outcome else { continue };
+        if in_window {
+            requests += 1;
             busy.ar += its.ar;
             busy.denoise += its.denoise;
+        }
+        if load.latency_counts(answer.request, in_window) {
             let latency = (answer.at - answer.sent_at).as_secs_f64();
             latencies.push(latency);
             let size = load.size(answer.request).to_string();
             by_size.entry(size).or_default().push(latency);
         }
     }
-    if latencies.is_empty() || window_s == 0.0 {
+    if requests == 0 || window_s == 0.0 {
         return None;
     }
-    let requests = latencies.len();
     let bound = bound(times, load, stages);
     let share = |busy: Duration, of: usize| busy.as_secs_f64() / (window_s * of as f64);
     Some(Summary {
@@ -229,11 +233,12 @@ mod tests {
         assert_eq!(Spread::of(Vec::new()), Spread::default());
     }
 
-    #[test]
-    fn only_what_is_answered_in_the_window_counts() {
-        let load = load("--concurrency 1 --requests 4 --sizes 64x64,64x32 -n 2").expect("a load");
-        let s = Duration::from_secs;
-        let answered = |request: usize, sent: u64, at: u64| Answered {
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn answered(request: usize, sent: u64, at: u64) -> Answered {
+        Answered {
             request,
             sent_at: s(sent),
             at: s(at),
@@ -241,7 +246,39 @@ mod tests {
                 ar: s(3),
                 denoise: s(4),
             }),
+        }
+    }
+
+    /// Nothing takes time.
+    fn no_times() -> Times {
+        let text = r#"{"ar": {"rows_ms": [[1, 0]], "tokens": 1}, "denoise": {"step_ms": 0, "decode_ms": 0}}"#;
+        let table = serde_json::from_str(text).expect("a table");
+        Times::new(table, 1.0).expect("in range")
+    }
+
+    #[test]
+    fn of_an_open_load_what_is_unanswered_at_the_end_of_the_window_counts_as_latency() {
+        let load = load("--rate 1 --requests 5").expect("a load");
+        // The first is the ramp; of the four that count, two are not answered when the last one has come.
+        let ends = [2, 3, 4, 50, 60];
+        let answers = (0..5).map(|i| answered(i, i as u64, ends[i])).collect();
+        let record = Record {
+            answers,
+            window: Some((s(0), s(4))),
         };
+        let stages = Stages {
+            denoisers: 1,
+            ar_slots: 1,
+        };
+        let summary = summarise(&record, &load, stages, &no_times()).expect("something counts");
+        assert_eq!(summary.requests, 3);
+        assert_eq!((summary.latency_s.p50, summary.latency_s.p99), (2.0, 56.0));
+        assert_eq!(summary.latency_by_size_s["1024x1024"].p99, 56.0);
+    }
+
+    #[test]
+    fn only_what_is_answered_in_the_window_counts() {
+        let load = load("--concurrency 1 --requests 4 --sizes 64x64,64x32 -n 2").expect("a load");
         let mut failed = answered(3, 16, 18);
         failed.outcome = Err("no".to_owned());
         let answers = vec![
@@ -255,9 +292,7 @@ mod tests {
             answers,
             window: Some((s(10), s(20))),
         };
-        let text = r#"{"ar": {"rows_ms": [[1, 0]], "tokens": 1}, "denoise": {"step_ms": 0, "decode_ms": 0}}"#;
-        let table = serde_json::from_str(text).expect("a table");
-        let times = Times::new(table, 1.0).expect("in range");
+        let times = no_times();
         let stages = Stages {
             denoisers: 2,
             ar_slots: 3,

@@ -5,7 +5,10 @@ use std::{fmt, time::Duration};
 use protocol::{ImageSize, JobId, OutputId, PriorId, PriorityClass, Stage};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use service::exit::{Failure, chain};
+use service::{
+    exit::{Failure, chain},
+    without_credentials,
+};
 use tokio::time::{Instant, sleep};
 
 /// A gateway that cannot be reached for this long is given up; a restart of one takes a second or two.
@@ -160,7 +163,8 @@ impl Gateway {
         match reqwest::Url::parse(&base) {
             Ok(url) if url.scheme() == "http" => Ok(Self { base, http }),
             Ok(_) | Err(_) => Err(Failure::Unusable(format!(
-                "--gateway {base}: not a URL such as http://127.0.0.1:8080"
+                "--gateway {}: not a URL such as http://127.0.0.1:8080",
+                without_credentials(&base)
             ))),
         }
     }
@@ -178,19 +182,19 @@ impl Gateway {
 
     /// The state of `job`.
     pub(crate) async fn job(&self, job: JobId) -> Result<Job, Failure> {
-        let request = || self.http.get(self.job_url(job));
+        let request = || self.http.get(self.url(&job_path(job)));
         self.json(self.send(request, Repeat::Always).await?).await
     }
 
     /// Ends `job`; a second time says the same.
     pub(crate) async fn cancel(&self, job: JobId) -> Result<Job, Failure> {
-        let request = || self.http.delete(self.job_url(job));
+        let request = || self.http.delete(self.url(&job_path(job)));
         self.json(self.send(request, Repeat::Always).await?).await
     }
 
-    /// Where it answers for `job`.
+    /// Where it answers for `job`, to show to people.
     pub(crate) fn job_url(&self, job: JobId) -> String {
-        self.url(&format!("/v1/images/jobs/{job}"))
+        without_credentials(&self.url(&job_path(job)))
     }
 
     /// The file of a finished output.
@@ -200,10 +204,7 @@ impl Gateway {
                 .get(self.url(&format!("/v1/images/{output}/content")))
         };
         let response = self.send(request, Repeat::Always).await?;
-        let bytes = response
-            .bytes()
-            .await
-            .map_err(|error| self.broken(&error))?;
+        let bytes = response.bytes().await.map_err(|error| self.broken(error))?;
         Ok(bytes.into())
     }
 
@@ -226,8 +227,8 @@ impl Gateway {
                     refusal(response).await
                 }
                 Ok(response) => return Err(refusal(response).await),
-                Err(error) if error.is_connect() || repeat == Repeat::Always => self.broken(&error),
-                Err(error) => return Err(self.broken(&error)),
+                Err(error) if error.is_connect() || repeat == Repeat::Always => self.broken(error),
+                Err(error) => return Err(self.broken(error)),
             };
             if Instant::now() >= give_up_at {
                 return Err(problem);
@@ -242,16 +243,22 @@ impl Gateway {
     }
 
     async fn json<T: DeserializeOwned>(&self, response: Response) -> Result<T, Failure> {
-        response.json().await.map_err(|error| self.broken(&error))
+        response.json().await.map_err(|error| self.broken(error))
     }
 
-    fn broken(&self, error: &reqwest::Error) -> Failure {
+    fn broken(&self, error: reqwest::Error) -> Failure {
+        let base = without_credentials(&self.base);
         if error.is_connect() {
             let hint = "is `fresco up` running? give another one with --gateway URL";
-            return Failure::Failed(format!("no gateway answers at {}: {hint}", self.base));
+            return Failure::Failed(format!("no gateway answers at {base}: {hint}"));
         }
-        Failure::Failed(format!("gateway {}: {}", self.base, chain(error)))
+        // It names the URL too, credentials and all.
+        Failure::Failed(format!("gateway {base}: {}", chain(&error.without_url())))
     }
+}
+
+fn job_path(job: JobId) -> String {
+    format!("/v1/images/jobs/{job}")
 }
 
 /// A gateway that starts, or whose broker is away.
@@ -334,6 +341,22 @@ mod tests {
                 .map(ToString::to_string)
                 .as_deref(),
             Some("m (ar_failed)")
+        );
+    }
+
+    #[test]
+    fn credentials_of_a_gateway_are_not_shown() {
+        let gateway = Gateway::new("http://user:secret@h:1").expect("a URL");
+        let job = JobId::from_u128(7);
+        let shown = gateway.job_url(job);
+        assert!(shown.starts_with("http://h:1/v1/images/jobs/"), "{shown}");
+        let Err(refused) = Gateway::new("ftp://user:secret@h") else {
+            panic!("ftp is not spoken")
+        };
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("ftp://h") && !refused.contains("secret"),
+            "{refused}"
         );
     }
 
