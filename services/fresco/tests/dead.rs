@@ -15,7 +15,7 @@ use protocol::{
     WorkStage, WorkerId, decode,
 };
 use tokio::process::Command;
-use worker::{connect, denoise_job, hold, join, within};
+use worker::{connect, denoise_job, hold, join, until, within};
 
 struct Site {
     broker: Broker,
@@ -132,9 +132,10 @@ async fn a_dead_output_is_listed_shown_and_replayed_as_a_new_job() {
     until("the worker is shown with what it holds", || async {
         let workers = site.fresco("workers").await.unwrap();
         let lines: Vec<_> = workers.lines().collect();
-        lines[0] == "AR queue:      0 queued, 0 held, 0 idle"
+        let shown = lines[0] == "AR queue:      0 queued, 0 held, 0 idle"
             && lines[1] == "denoise queue: 0 queued, 1 held, 0 idle"
-            && lines[3].contains(&queued.output.to_string())
+            && lines[3].contains(&queued.output.to_string());
+        shown.then_some(())
     })
     .await;
     let json = site.fresco("workers --json").await.unwrap();
