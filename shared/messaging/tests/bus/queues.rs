@@ -277,3 +277,29 @@ async fn a_dead_letter_is_kept_until_it_is_dropped() {
     assert!(!site.bus.drop_dead_letter(output(1)).await.unwrap());
     assert_eq!(site.bus.dead_letters().await.unwrap(), []);
 }
+
+#[tokio::test]
+async fn a_dead_workers_message_comes_again_although_another_job_was_withdrawn_and_the_broker_killed()
+ {
+    let mut site = Site::start().await;
+    for job in [1, 2] {
+        site.enqueue(&denoise_job(job)).await;
+    }
+    let (mut one, mut two) = (site.queue().await, site.queue().await);
+    let first = within("a message", one.next()).await;
+    let held = within("a message", two.next()).await;
+    assert_eq!(crate::site::output_of(&held), output(2));
+    // Delivered after the other one, though stored before it, so that a purge has both orders to keep.
+    first.lease.nak(None);
+    let again = within("it comes again", one.next()).await;
+    assert_eq!(crate::site::output_of(&again), output(1));
+    // Both workers die.
+    again.lease.abandon();
+    held.lease.abandon();
+    site.bus.withdraw(output(1).job).await.unwrap();
+    site.broker.kill();
+    site.broker.start_again();
+    let redelivered = within("the other one comes again", one.next()).await;
+    assert_eq!(crate::site::output_of(&redelivered), output(2));
+    redelivered.lease.ack().await;
+}
