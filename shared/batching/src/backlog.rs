@@ -129,16 +129,17 @@ impl Backlog {
         count(self.ahead_max().saturating_sub(self.estimate()))
     }
 
-    /// How many more rows may start, with `under_way` outputs of this batcher on their way to the denoise stage. Before the
-    /// pace is known, any number for as long as there is room there.
-    pub fn rows_room(&self, under_way: usize) -> usize {
+    /// How many more rows may start, with so many of this batcher's outputs between the stages (`arriving`: written and not
+    /// fanned out yet) and on its engines. Before the pace is known, any number for as long as there is room for what arrives.
+    pub fn rows_room(&self, arriving: usize, running: usize) -> usize {
+        let held = self.estimate().saturating_add(arriving as u64);
         match self.pace.rows_needed(self.look.denoisers) {
             Some(needed) => {
                 let needed = needed.div_ceil(self.look.batchers.max(1));
-                let held = self.estimate().saturating_add(under_way as u64);
+                let held = held.saturating_add(running as u64);
                 count((self.ahead_max() + needed).saturating_sub(held))
             }
-            None if self.room() > 0 => usize::MAX,
+            None if held < self.ahead_max() => usize::MAX,
             None => 0,
         }
     }
@@ -189,7 +190,7 @@ mod tests {
             assert_eq!(backlog.room(), room, "{outputs} at {denoisers}");
             // Nobody knows yet how many rows have to be under way.
             let rows = if room > 0 { usize::MAX } else { 0 };
-            assert_eq!(backlog.rows_room(100), rows, "{outputs} at {denoisers}");
+            assert_eq!(backlog.rows_room(0, 100), rows, "{outputs} at {denoisers}");
         }
     }
 
@@ -204,13 +205,13 @@ mod tests {
         }
         assert_eq!(backlog.estimate(), 3);
         for (running, room) in [(0, 10), (9, 1), (10, 0), (11, 0)] {
-            assert_eq!(backlog.rows_room(running), room, "{running}");
+            assert_eq!(backlog.rows_room(0, running), room, "{running}");
         }
         backlog.ended(painted(1), start + Duration::from_secs(5));
-        assert_eq!(backlog.rows_room(10), 1);
+        assert_eq!(backlog.rows_room(0, 10), 1);
         // What is written moves on, and stays under way.
         backlog.fanned_out(1);
-        assert_eq!(backlog.rows_room(9), 1);
+        assert_eq!(backlog.rows_room(0, 9), 1);
     }
 
     #[test]
@@ -222,6 +223,7 @@ mod tests {
         assert_eq!(backlog.room(), 0);
         backlog.ended(painted(1), now);
         assert_eq!(backlog.room(), 1);
+        assert_eq!(backlog.rows_room(1, 0), 0, "what arrives has a place there");
         // Ends of outputs that were never there.
         backlog.ended(painted(5), now);
         assert_eq!(backlog.estimate(), 0);
@@ -264,7 +266,7 @@ mod tests {
             batchers: 4,
         };
         backlog.looked(backlog.mark(), look);
-        assert_eq!(backlog.rows_room(0), 3);
+        assert_eq!(backlog.rows_room(0, 0), 3);
     }
 
     #[test]
@@ -287,6 +289,6 @@ mod tests {
             };
             backlog.looked(backlog.mark(), look);
         }
-        assert_eq!(backlog.rows_room(0), 10);
+        assert_eq!(backlog.rows_room(0, 0), 10);
     }
 }

@@ -99,12 +99,12 @@ impl Driver {
         let running: usize = running.map(|running| running.outputs.len()).sum();
         // What is being stored has left the engine, and has not arrived yet; and what only waits for room there goes before
         // rows that would take it.
-        let under_way = running + self.settling + self.passing.waiting();
+        let arriving = self.settling + self.passing.waiting();
         let backlog = &self.ahead.backlog;
         let (rows_room, room) = if self.ahead.closed {
             (0, 0)
         } else {
-            (backlog.rows_room(under_way), backlog.room())
+            (backlog.rows_room(arriving, running), backlog.room())
         };
         if rows_room != self.ahead.rows_room {
             self.ahead.rows_room = rows_room;

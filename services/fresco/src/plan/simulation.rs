@@ -250,7 +250,7 @@ impl<'a> Simulation<'a> {
     fn look_for_room(&mut self, now: Instant) {
         let running = self.batches.values();
         let running = running.map(|(_, outputs, _)| outputs.len()).sum();
-        let room = self.backlog.rows_room(running);
+        let room = self.backlog.rows_room(0, running);
         if room != self.room {
             self.room = room;
             self.form(Event::Room(room), now);
