@@ -117,8 +117,8 @@ async fn an_end_is_told_to_whoever_watches_the_output() {
     assert!(!other.has_ended());
     // Ends that nobody watches are counted all the same.
     site.bus.put_result(&failure(output(3))).await.unwrap();
-    let counted = within("counted", notices.wait_for(|noticed| noticed.ends == 2)).await;
-    assert!(counted.is_ok());
+    let counted = notices.wait_for(|noticed| noticed.ends == 2);
+    assert!(within("counted", counted).await.is_ok());
     // Whoever watches it meanwhile knows what the others know, and goes without taking theirs along.
     assert!(ends.watch(output(1)).has_ended());
     drop(ends.watch(output(2)));
