@@ -41,11 +41,12 @@ pub(crate) async fn admit(
 
 /// Lets the message go when nothing of it is left here.
 async fn close_unless_kept(held: Held) -> Option<Held> {
-    match held.rest() {
-        Rest::Keep => return Some(held),
-        Rest::Ack => held.lease.ack().await,
-        Rest::GiveBack => held.lease.nak(Some(REST)),
-        Rest::LetGo => held.lease.abandon(),
+    let rest = held.rest();
+    if rest == Rest::Keep {
+        return Some(held);
+    }
+    if let Some(lease) = held.close(rest) {
+        lease.ack().await;
     }
     None
 }

@@ -124,12 +124,8 @@ fn run_together(
             ControlFlow::Continue(())
         }
     };
-    let size = ModelSize {
-        height: size.height(),
-        width: size.width(),
-    };
     model
-        .generate(size, &requests, &mut observe)?
+        .generate(model_size(size), &requests, &mut observe)?
         .into_iter()
         .map(prior)
         .collect()
@@ -147,7 +143,16 @@ fn prior(row: model::PriorRow) -> Result<Prior, ModelError> {
     Ok(Prior { tokens, usage })
 }
 
-fn failed(error: &ModelError) -> JobError {
+/// The size in the model's words.
+pub(crate) fn model_size(size: ImageSize) -> ModelSize {
+    ModelSize {
+        height: size.height(),
+        width: size.width(),
+    }
+}
+
+/// The model's error as its row's: what it refuses fails everywhere alike.
+pub(crate) fn failed(error: &ModelError) -> JobError {
     let code = match error {
         ModelError::Request { .. } => ErrorCode::InvalidParameter,
         _ => ErrorCode::ArFailed,

@@ -14,7 +14,10 @@ use protocol::{
 };
 use service::clock::unix_millis;
 
-use crate::engine::{Prior, PriorRow};
+use crate::{
+    engine::{Prior, PriorRow},
+    settle::REST,
+};
 
 /// What is asked for. Shared by everything that is done for it.
 pub(crate) struct Request {
@@ -300,6 +303,16 @@ impl Held {
         } else {
             Rest::GiveBack
         }
+    }
+
+    /// Lets the message go as `rest` says; returns what is left to be acked.
+    pub(crate) fn close(self, rest: Rest) -> Option<Lease> {
+        match rest {
+            Rest::Ack => return Some(self.lease),
+            Rest::Keep | Rest::GiveBack => self.lease.nak(Some(REST)),
+            Rest::LetGo => self.lease.abandon(),
+        }
+        None
     }
 }
 

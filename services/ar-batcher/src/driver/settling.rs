@@ -13,7 +13,7 @@ use crate::{
     batch::{BatchEnd, How, RowEnd},
     engine::EngineError,
     request::{BatchTimes, Doing, Request, Rest},
-    settle::{self, Fate, REST},
+    settle::{self, Fate},
 };
 
 impl Driver {
@@ -206,10 +206,8 @@ impl Driver {
         let Some(held) = self.held.remove(&job) else {
             return;
         };
-        match rest {
-            Rest::Keep | Rest::GiveBack => held.lease.nak(Some(REST)),
-            Rest::Ack => self.hands.ack(held.lease),
-            Rest::LetGo => held.lease.abandon(),
+        if let Some(lease) = held.close(rest) {
+            self.hands.ack(lease);
         }
     }
 }

@@ -13,9 +13,9 @@ mod request;
 use std::{path::Path, sync::Arc};
 
 use futures::future::BoxFuture;
-use model::{Checkpoint, ImageSize as ModelSize, ModelError, PriorCodec};
-use protocol::{ErrorCode, ImageSize, JobError};
-use service::exit::{Failure, chain};
+use model::{Checkpoint, ModelError, PriorCodec};
+use protocol::{ImageSize, JobError};
+use service::exit::Failure;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +26,10 @@ use self::{
     client::SrtClient,
     request::{SrtRow, SrtSampling, new_tokens},
 };
-use crate::engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome};
+use crate::{
+    engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome},
+    native::{failed, model_size},
+};
 
 /// One server.
 #[derive(Clone)]
@@ -126,17 +129,8 @@ impl PriorEngine for SrtEngine {
 
 /// What the server is to be asked for; a prompt that no model takes is its own row's error.
 fn read_row(codec: &PriorCodec, size: ImageSize, row: &PriorRow) -> Result<SrtRow, JobError> {
-    let size = ModelSize {
-        height: size.height(),
-        width: size.width(),
-    };
-    let prompt = codec.prompt(&row.prompt, size).map_err(|error| {
-        let code = match error {
-            ModelError::Request { .. } => ErrorCode::InvalidParameter,
-            _ => ErrorCode::ArFailed,
-        };
-        JobError::new(code, &chain(&error))
-    })?;
+    let prompt = codec.prompt(&row.prompt, model_size(size));
+    let prompt = prompt.map_err(|error| failed(&error))?;
     Ok(SrtRow {
         output: row.output,
         ids: prompt.ids,

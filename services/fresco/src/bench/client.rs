@@ -14,6 +14,7 @@ use super::{
     load::Load,
     summary::{Answered, Busy, Edge, Record, Recorder},
 };
+use crate::generate::client::Timings;
 
 /// The part of the gateway's answer that is of interest.
 #[derive(Debug, Deserialize)]
@@ -24,14 +25,6 @@ struct Answer {
 #[derive(Debug, Deserialize)]
 struct Picture {
     timings: Timings,
-}
-
-/// Milliseconds of the wall clock.
-#[derive(Debug, Deserialize)]
-struct Timings {
-    ar_run_ms: Option<u64>,
-    denoise_run_ms: Option<u64>,
-    decode_run_ms: Option<u64>,
 }
 
 /// A gateway, asked for whole pictures.

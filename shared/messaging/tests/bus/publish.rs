@@ -10,10 +10,7 @@ use crate::site::{Site, ar_job, denoise_job, failure, output, picture, prefix, w
 async fn a_message_published_twice_is_stored_once() {
     let site = Site::start().await;
     for _ in 0..2 {
-        site.bus
-            .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(1))
-            .await
-            .unwrap();
+        site.order(&ar_job(1)).await.unwrap();
         site.enqueue(&denoise_job(1)).await;
     }
     assert_eq!(
@@ -27,26 +24,13 @@ async fn a_full_queue_refuses_and_keeps_what_it_has() {
     let mut topology = Topology::new(&prefix());
     topology.ar.messages_max = 2;
     let site = Site::with(topology).await;
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(1))
-        .await
-        .unwrap();
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(2))
-        .await
-        .unwrap();
-    let error = site
-        .bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(3))
-        .await
-        .unwrap_err();
+    site.order(&ar_job(1)).await.unwrap();
+    site.order(&ar_job(2)).await.unwrap();
+    let error = site.order(&ar_job(3)).await.unwrap_err();
     assert!(matches!(error, PublishError::Full { .. }), "{error:?}");
     assert_eq!(error.code(), ErrorCode::QueueFull);
     // An accepted one is accepted still.
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(2))
-        .await
-        .unwrap();
+    site.order(&ar_job(2)).await.unwrap();
     assert_eq!(site.stored("t-AR").await, 2);
 }
 

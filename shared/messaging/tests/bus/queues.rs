@@ -16,10 +16,7 @@ async fn the_queues_tell_what_waits_what_is_held_and_who_is_idle() {
     for job in 1..=3 {
         site.enqueue(&denoise_job(job)).await;
     }
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(4))
-        .await
-        .unwrap();
+    site.order(&ar_job(4)).await.unwrap();
     let mut queue = site.queue().await;
     let held = within("a message", queue.next()).await;
     let queues = site.bus.queues().await.unwrap();
@@ -48,14 +45,8 @@ async fn a_message_is_queued_once_even_after_the_broker_forgot_its_id() {
     site.broker.start_again();
     // The ids are gone with the process of a work queue; the subject is not free.
     site.enqueue(&denoise_job(1)).await;
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(2))
-        .await
-        .unwrap();
-    site.bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(2))
-        .await
-        .unwrap();
+    site.order(&ar_job(2)).await.unwrap();
+    site.order(&ar_job(2)).await.unwrap();
     let queues = site.bus.queues().await.unwrap();
     assert_eq!((queues.ar.queued, queues.denoise.queued), (1, 1));
 }
@@ -65,10 +56,7 @@ async fn a_withdrawn_job_leaves_the_queues_and_no_other_does() {
     let site = Site::start().await;
     for job in 1..=2 {
         site.enqueue(&denoise_job(job)).await;
-        site.bus
-            .publish_ar_job(protocol::PriorityClass::Standard, &ar_job(job))
-            .await
-            .unwrap();
+        site.order(&ar_job(job)).await.unwrap();
     }
     site.bus.withdraw(JobId::from_u128(1)).await.unwrap();
     let mut queue = site.queue().await;

@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use async_nats::jetstream;
-use messaging::{Bus, BusConfig, Delivery, WorkQueue};
+use messaging::{Bus, BusConfig, Delivery, PublishError, WorkQueue};
 use protocol::{
     ArJob, DenoiseJob, DenoiseParameters, EncodedImage, ErrorCode, ImageFormat, ImageSize,
     JobError, JobId, OutputId, OutputIndex, OutputRequest, OutputResult, OutputTimings, Prefix,
@@ -91,6 +91,11 @@ impl Site {
             .await
             .expect("the consumer exists");
         (info.num_ack_pending, info.num_waiting)
+    }
+
+    /// Queues a request for the AR stage.
+    pub(crate) async fn order(&self, job: &ArJob) -> Result<(), PublishError> {
+        self.bus.publish_ar_job(PriorityClass::Standard, job).await
     }
 
     pub(crate) async fn enqueue(&self, job: &DenoiseJob) {
