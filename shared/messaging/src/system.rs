@@ -44,7 +44,7 @@ pub enum SystemEvent {
 
 /// A connection to the system account.
 pub struct SystemWatch {
-    prefix: Prefix,
+    name: ConnectionName,
     connects: Subscriber,
     disconnects: Subscriber,
     connection: watch::Receiver<Connection>,
@@ -54,15 +54,15 @@ pub struct SystemWatch {
 
 impl fmt::Debug for SystemWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SystemWatch({})", self.prefix)
+        write!(f, "SystemWatch({})", self.name)
     }
 }
 
 impl SystemWatch {
-    /// Starts to connect, and keeps doing so, with the credentials in `urls`; tells of `prefix` only.
+    /// Starts to connect, and keeps doing so, with the credentials in `urls`; tells of the other processes of `prefix`.
     pub async fn connect(urls: &[String], prefix: Prefix) -> Result<Self, BusError> {
         let name = ConnectionName {
-            prefix: prefix.clone(),
+            prefix,
             worker: WorkerId::generate(Role::Operator),
         };
         let (state, connection) = watch::channel(Connection::default());
@@ -82,7 +82,7 @@ impl SystemWatch {
         Ok(Self {
             connects: subscribe(CONNECTS).await?,
             disconnects: subscribe(DISCONNECTS).await?,
-            prefix,
+            name,
             connection,
             _client: client,
         })
@@ -108,14 +108,17 @@ impl SystemWatch {
         }
     }
 
-    /// An event of this deployment; `None` for all others, and for what cannot be read.
+    /// An event of another process of this deployment; `None` for all others, and for what cannot be read.
+    ///
+    /// Its own coming is left out: the server tells of it before or after the subscriptions are back, as it happens.
     fn read(
         &self,
         payload: &[u8],
         event: fn(WorkerId, ConnectionId) -> SystemEvent,
     ) -> Option<SystemEvent> {
         let (name, connection) = read_advisory(payload)?;
-        (name.prefix == self.prefix).then(|| event(name.worker, connection))
+        let told = name.prefix == self.name.prefix && name.worker != self.name.worker;
+        told.then(|| event(name.worker, connection))
     }
 }
 
