@@ -18,7 +18,7 @@ use crate::{
     prior_cache::NamedPrior,
 };
 
-/// Between two progress messages of a batch: a person's eye follows no more.
+/// Between two progress messages of a batch: a person's eye follows no more. A batch that ends within it tells of none.
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 
 /// A batch to run.
@@ -239,6 +239,7 @@ async fn report(
     mut watched: watch::Receiver<BatchProgress>,
 ) -> Infallible {
     while watched.changed().await.is_ok() {
+        sleep(REPORT_PERIOD).await;
         let BatchProgress { tokens, tokens_max } = *watched.borrow_and_update();
         for output in outputs {
             let progress = Progress {
@@ -249,7 +250,6 @@ async fn report(
             };
             bus.report_progress(&progress).await;
         }
-        tokio::time::sleep(REPORT_PERIOD).await;
     }
     std::future::pending().await
 }

@@ -25,6 +25,10 @@ use crate::{
 
 type Outcome = Result<Painted, NotPainted>;
 
+/// Between two progress messages: a person's eye follows no more. A picture that is painted within it tells of none,
+/// its result does.
+const REPORT_PERIOD: Duration = Duration::from_millis(100);
+
 /// Why a painting is to stop before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interruption {
@@ -223,9 +227,10 @@ impl Worker<'_> {
         tracing::error!(output = %painting.job.output, stall_max_s, "the device hangs");
     }
 
-    /// Tells every step; ends never, so that the painting decides when the output is done.
+    /// Tells how far it is; ends never, so that the painting decides when the output is done.
     async fn report(&self, mut watched: watch::Receiver<Progress>) -> Infallible {
         while watched.changed().await.is_ok() {
+            sleep(REPORT_PERIOD).await;
             let progress = *watched.borrow_and_update();
             self.member.bus.report_progress(&progress).await;
         }
