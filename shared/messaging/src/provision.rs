@@ -104,9 +104,11 @@ pub(crate) enum Found {
 }
 
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-const STREAM_FIELDS_FREE: [&str; 6] = [
+const STREAM_FIELDS_FREE: [&str; 7] = [
     "metadata",
     "num_replicas",
+    // Follows from the number of replicas.
+    "persist_mode",
     "placement",
     "compression",
     "consumer_limits",

@@ -107,6 +107,8 @@ pub struct BucketSpec {
     pub bytes_max: i64,
     /// What a full one does.
     pub overflow: Overflow,
+    /// What a confirmed write has behind it.
+    pub persist: PersistMode,
     /// Servers that keep a copy.
     pub replicas: u8,
 }
@@ -118,6 +120,16 @@ pub enum Overflow {
     Refuse,
     /// Drops the oldest for it: a cache.
     DropOldest,
+}
+
+/// What a confirmed write has behind it, in a bucket of one copy; several copies are always written through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PersistMode {
+    /// The disk: it outlives the broker, whatever ends it.
+    Sync,
+    /// The broker's memory, and the disk some milliseconds later: a broker that is killed may forget the last of them.
+    /// For what is told again, found out again or only counted: it costs no sync, and a request had eight.
+    Async,
 }
 
 /// What an operator chooses when the streams are made. Services read the values in force from the broker.
@@ -226,6 +238,7 @@ impl Topology {
             marker_ttl: None,
             bytes_max: mib * MIB,
             overflow: Overflow::Refuse,
+            persist: PersistMode::Sync,
             replicas,
         };
         let queue = |name: &str, family: &str, mib: i64| StreamSpec {
@@ -260,14 +273,20 @@ impl Topology {
                 ack_wait,
             ),
             jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
-            outputs: bucket("outputs", Some(JOB_AGE_MAX), 2048),
+            // A life says who tried, and is no lock: an attempt that a killed broker forgets is one more try.
+            outputs: BucketSpec {
+                persist: PersistMode::Async,
+                ..bucket("outputs", Some(JOB_AGE_MAX), 2048)
+            },
             idempotency: bucket("idempotency", Some(2 * result_ttl), 512),
             priors: BucketSpec {
                 overflow: Overflow::DropOldest,
+                persist: PersistMode::Async,
                 ..bucket("priors", Some(result_ttl), PRIORS_MIB)
             },
             workers: BucketSpec {
                 marker_ttl: Some(4 * PRESENCE_TTL),
+                persist: PersistMode::Async,
                 ..bucket("workers", None, 16)
             },
         }

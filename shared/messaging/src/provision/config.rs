@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use async_nats::jetstream::{
     consumer::{self, AckPolicy},
-    stream::{self, DiscardPolicy, Republish, RetentionPolicy, StorageType},
+    stream::{self, DiscardPolicy, PersistenceMode, Republish, RetentionPolicy, StorageType},
 };
-use protocol::topology::{BucketSpec, ConsumerSpec, Overflow, Retention, StreamSpec};
+use protocol::topology::{
+    BucketSpec, ConsumerSpec, Overflow, PersistMode, Retention, StreamSpec,
+};
 
 use crate::bus::{bucket_stream, bucket_subject};
 
@@ -67,6 +69,11 @@ pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
         allow_direct: true,
         allow_message_ttl: spec.marker_ttl.is_some(),
         subject_delete_marker_ttl: spec.marker_ttl,
+        persist_mode: match spec.persist {
+            // The server has it for one copy only.
+            PersistMode::Async if spec.replicas == 1 => Some(PersistenceMode::Async),
+            PersistMode::Async | PersistMode::Sync => None,
+        },
         num_replicas: usize::from(spec.replicas),
         ..stream::Config::default()
     }
