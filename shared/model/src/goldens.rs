@@ -10,8 +10,8 @@ use tch::{Device, Kind, Tensor};
 use crate::config::read_json;
 use crate::{Checkpoint, LoadOptions};
 
-/// Embeddings, latents and predictions of another CPU differ by less (4.3e-6 measured, SSE against AVX-512).
-pub(crate) const LATENTS_ATOL: f64 = 1e-5;
+/// Embeddings, latents and predictions of another CPU differ by less (2.2e-5 measured, AVX-512 against AMX).
+pub(crate) const LATENTS_ATOL: f64 = 5e-5;
 
 pub(crate) fn data(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(name)

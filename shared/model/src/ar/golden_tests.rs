@@ -18,8 +18,8 @@ use crate::prior::{PriorModel, PriorRequest};
 use crate::rng::Generator;
 use crate::{Checkpoint, LoadOptions};
 
-/// Logits of another CPU differ by less.
-const LOGITS_ATOL: f64 = 1e-5;
+/// Logits of another CPU differ by less (1.4e-5 measured, AVX-512 against AMX).
+const LOGITS_ATOL: f64 = 5e-5;
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(name)
