@@ -9,7 +9,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
     unistd::Pid,
 };
 
@@ -56,11 +59,15 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Sends a signal.
+    /// Sends a signal; after `SIGSTOP`, waits until it is frozen.
     pub fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.child.id()).expect("a process id fits");
-        kill(Pid::from_raw(id), signal)
-            .unwrap_or_else(|error| panic!("{} is gone: {error}", self.name));
+        let id = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id fits"));
+        kill(id, signal).unwrap_or_else(|error| panic!("{} is gone: {error}", self.name));
+        if signal == Signal::SIGSTOP {
+            // Its threads stop one after the other: until all have, it goes on.
+            let stopped = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            waitid(Id::Pid(id), stopped).expect("it is a child of ours");
+        }
     }
 
     /// kill -9, and waits for its end.

@@ -14,7 +14,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
     unistd::Pid,
 };
 use tempfile::TempDir;
@@ -118,6 +121,9 @@ impl Broker {
     /// Frozen: connections stay, nothing answers.
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
+        // Its threads stop one after the other: until all have, it answers.
+        let stopped = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(self.pid_raw()), stopped).expect("the server is ours");
     }
 
     pub fn thaw(&self) {
@@ -125,8 +131,11 @@ impl Broker {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).expect("a process id fits");
-        kill(Pid::from_raw(pid), signal).expect("the server runs");
+        kill(self.pid_raw(), signal).expect("the server runs");
+    }
+
+    fn pid_raw(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a process id fits"))
     }
 }
 
