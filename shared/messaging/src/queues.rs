@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use async_nats::jetstream::stream;
+use async_nats::jetstream::{ErrorCode as ServerCode, stream};
 use bytes::Bytes;
 use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     bus::{Bus, bucket_stream, bucket_subject},
@@ -121,9 +121,64 @@ impl Bus {
             self.prefix().ar_pattern(job),
             self.prefix().denoise_pattern(job),
         );
-        self.purge(&topology.ar.name, &ar).await?;
-        self.purge(&topology.denoise.name, &denoise).await?;
+        self.delete_each(&topology.ar.name, &ar).await?;
+        self.delete_each(&topology.denoise.name, &denoise).await
+    }
+
+    /// Deletes the messages of a queue that match `pattern`, one by one. A purge may not touch a queue: one that takes a
+    /// message that a worker holds lifts the consumer's ack floor over older held ones, and the next ack over them for
+    /// good; they stay in the stream and nobody is ever given them (nats-server#5727, seen with 2.15.1).
+    async fn delete_each(&self, queue: &str, pattern: &str) -> Result<(), BusError> {
+        let mut from = 0;
+        while let Some(sequence) = self.next_message(queue, pattern, from).await? {
+            self.delete(queue, sequence).await?;
+            from = sequence + 1;
+        }
         Ok(())
+    }
+
+    /// The place of the first message from `from` on that matches, as the leader knows.
+    async fn next_message(
+        &self,
+        stream: &str,
+        pattern: &str,
+        from: u64,
+    ) -> Result<Option<u64>, BusError> {
+        #[derive(Deserialize)]
+        struct Found {
+            message: Place,
+        }
+        #[derive(Deserialize)]
+        struct Place {
+            seq: u64,
+        }
+        let request = serde_json::json!({ "seq": from, "next_by_subj": pattern }).to_string();
+        let subject = format!("STREAM.MSG.GET.{stream}");
+        match self.api::<Found>(stream, subject, request.into()).await {
+            Ok(found) => Ok(found.map(|found| found.message.seq)),
+            Err(BusError::Refused { code, .. }) if code == ServerCode::NO_MESSAGE_FOUND.0 => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One that is gone already, acked meanwhile, is as good as deleted.
+    async fn delete(&self, stream: &str, sequence: u64) -> Result<(), BusError> {
+        let request = serde_json::json!({ "seq": sequence, "no_erase": true }).to_string();
+        let subject = format!("STREAM.MSG.DELETE.{stream}");
+        match self
+            .api::<IgnoredAny>(stream, subject, request.into())
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(BusError::Refused { code, .. })
+                if code == ServerCode::STREAM_MESSAGE_DELETE_FAILED.0 =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes the record of a job that was not queued away again, as if it had never been accepted.

@@ -83,8 +83,8 @@ pub struct ConsumerSpec {
     pub stream: String,
     /// Its durable name.
     pub name: String,
-    /// The subjects it takes: one pattern per class.
-    pub filters: Vec<String>,
+    /// The subjects it takes; all of the stream's without one.
+    pub filter: Option<String>,
     /// How long a silent worker keeps a message.
     pub ack_wait: Duration,
     /// Most messages that workers may hold at once.
@@ -184,22 +184,18 @@ pub struct Topology {
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: i64 = 1024 * 1024;
 
-/// A consumer of the work queue `stream` of a family of subjects. It takes those of `classes` by one pattern each, and
-/// never all by one: a purge of a job's subjects then goes through the consumer's own state in the server. In a chaos run
-/// with one pattern for all, a message of a killed denoiser was neither pending nor held after purges and a killed broker
-/// (seen once, and not made to happen again).
+/// A consumer of the work queue `stream`.
 fn consumer(
     prefix: &Prefix,
-    (stream, family): (&str, &str),
+    stream: &str,
     name: &str,
-    classes: &[PriorityClass],
+    filter: Option<String>,
     ack_wait: Duration,
 ) -> ConsumerSpec {
-    let filter = |class: &PriorityClass| format!("{prefix}.{family}.{class}.>");
     ConsumerSpec {
         stream: prefix.name(stream),
         name: name.to_owned(),
-        filters: classes.iter().map(filter).collect(),
+        filter,
         ack_wait,
         // The server's default of 1000 would stall the 1001st busy worker without a word.
         ack_pending_max: 4_096,
@@ -230,7 +226,8 @@ impl Topology {
             replicas,
         } = options;
         let of_class = |class: PriorityClass| {
-            consumer(prefix, ("AR", AR), &class.to_string(), &[class], ack_wait)
+            let filter = format!("{prefix}.{AR}.{class}.>");
+            consumer(prefix, "AR", &class.to_string(), Some(filter), ack_wait)
         };
         let bucket = |name: &str, age_max, mib: i64| BucketSpec {
             name: prefix.name(name),
@@ -265,13 +262,7 @@ impl Topology {
                 ..queue("DEAD", DEAD, 256)
             },
             ar_consumers: PriorityClass::ALL.map(of_class),
-            denoise_consumer: consumer(
-                prefix,
-                ("DN", DENOISE),
-                "all",
-                &PriorityClass::ALL,
-                ack_wait,
-            ),
+            denoise_consumer: consumer(prefix, "DN", "all", None, ack_wait),
             jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
             // A life says who tried, and is no lock: an attempt that a killed broker forgets is one more try.
             outputs: BucketSpec {

@@ -6,9 +6,7 @@ use async_nats::jetstream::{
     consumer::{self, AckPolicy},
     stream::{self, DiscardPolicy, PersistenceMode, Republish, RetentionPolicy, StorageType},
 };
-use protocol::topology::{
-    BucketSpec, ConsumerSpec, Overflow, PersistMode, Retention, StreamSpec,
-};
+use protocol::topology::{BucketSpec, ConsumerSpec, Overflow, PersistMode, Retention, StreamSpec};
 
 use crate::bus::{bucket_stream, bucket_subject};
 
@@ -82,7 +80,7 @@ pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
 pub(crate) fn consumer_config(spec: &ConsumerSpec) -> consumer::Config {
     consumer::Config {
         durable_name: Some(spec.name.clone()),
-        filter_subjects: spec.filters.clone(),
+        filter_subject: spec.filter.clone().unwrap_or_default(),
         ack_policy: AckPolicy::Explicit,
         ack_wait: spec.ack_wait,
         // No limit: naks of busy workers count here too, and a message that exhausts its deliveries stays in the
