@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use batching::{Others, Start, may_start};
 use futures::future::try_join_all;
-use messaging::{BusError, Delivery, KnownLife, Lease};
+use messaging::{BusError, Delivery, EndWatch, KnownLife, Lease};
 use protocol::{
-    ArJob, ErrorCode, JobError, JobId, OutputIndex, OutputLife, OutputRequest, OutputState,
-    PriorityClass, UnixMillis, WorkStage, WorkerId, decode, topology::in_time,
+    ArJob, ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputLife, OutputRequest,
+    OutputState, PriorityClass, UnixMillis, WorkStage, WorkerId, decode, topology::in_time,
 };
 use service::{clock::unix_millis, exit::chain};
 
@@ -24,7 +24,12 @@ pub(crate) async fn admit(
     id: JobId,
     delivery: Delivery,
 ) -> Option<Held> {
-    let Delivery { payload, lease, .. } = delivery;
+    let Delivery {
+        payload,
+        delivered,
+        lease,
+        ..
+    } = delivery;
     let job = match read(id, &payload) {
         Ok(job) => job,
         Err(error) => return refuse_unreadable(bench, id, error, lease).await,
@@ -35,7 +40,13 @@ pub(crate) async fn admit(
         lease.ack().await;
         return None;
     }
-    let held = hold(bench, Arc::new(Request::new(job, class)), lease).await?;
+    let asked = if delivered == 1 {
+        Asked::First
+    } else {
+        Asked::Again
+    };
+    let request = Arc::new(Request::new(job, class));
+    let held = hold(bench, request, asked, lease).await?;
     close_unless_kept(held).await
 }
 
@@ -62,6 +73,13 @@ fn read(id: JobId, payload: &[u8]) -> Result<ArJob, JobError> {
             "AR message names another job",
         ))
     }
+}
+
+/// Whether a message has been in somebody's hands before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    First,
+    Again,
 }
 
 /// What becomes of one output of a request.
@@ -98,13 +116,17 @@ struct Rule<'a> {
 }
 
 /// Holds the outputs that have no answer yet: a redelivered request may have been worked on before.
-async fn hold(bench: &Bench, request: Arc<Request>, lease: Lease) -> Option<Held> {
+async fn hold(bench: &Bench, request: Arc<Request>, asked: Asked, lease: Lease) -> Option<Held> {
     // Watched before it is looked up: an end in between is not missed.
-    let mut watches: BTreeMap<OutputIndex, _> = request
+    let mut watches: Watches = request
         .outputs()
         .map(|output| (output.index, bench.ends.watch(output)))
         .collect();
-    let lives = match look(bench, &request).await {
+    let looked = match asked {
+        Asked::First => Ok(untouched(&request, &watches)),
+        Asked::Again => look(bench, &request).await,
+    };
+    let lives = match looked {
         Ok(lives) => lives,
         Err(error) => {
             // A bus that does not answer says nothing about the outputs: the request comes again.
@@ -147,11 +169,31 @@ async fn hold(bench: &Bench, request: Arc<Request>, lease: Lease) -> Option<Held
     Some(Held::new(request, open, lease))
 }
 
+/// Of the outputs of a request.
+type Watches = BTreeMap<OutputIndex, EndWatch>;
+
 /// What is known of an output.
 struct Looked {
     known: KnownLife,
     life: OutputLife,
     verdict: Verdict,
+}
+
+/// The outputs of a message that comes for the first time. The broker is not asked: an end of the last seconds is
+/// known to the watches, a start on one that was worked on all the same is refused, and whatever else there is costs a
+/// row, for the denoiser finds its result.
+fn untouched(request: &Request, watches: &Watches) -> Vec<Looked> {
+    let looked = |output: OutputId| {
+        let known = KnownLife::untouched(output);
+        let watch = watches.get(&output.index);
+        let ended = watch.is_some_and(EndWatch::has_ended);
+        Looked {
+            life: known.life(request.accepted_at()),
+            verdict: if ended { Verdict::Skip } else { Verdict::Run },
+            known,
+        }
+    };
+    request.outputs().map(looked).collect()
 }
 
 /// The life of each output and what follows from it. An end that the copy which answers has not heard of yet is told by

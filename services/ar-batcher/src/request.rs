@@ -110,8 +110,9 @@ impl Request {
         })
     }
 
-    /// The denoise message of `output`.
-    pub(crate) fn denoise_job(&self, output: OutputId, made: Made) -> Option<DenoiseJob> {
+    /// The denoise message of the output with the life `known`.
+    pub(crate) fn denoise_job(&self, known: &KnownLife, made: Made) -> Option<DenoiseJob> {
+        let output = known.output();
         let request = self.output(output.index)?;
         Some(DenoiseJob {
             output,
@@ -123,6 +124,7 @@ impl Request {
             prior: made.prior.tokens,
             usage: made.prior.usage,
             prior_id: made.id,
+            life: known.stored(),
             accepted_at: self.job.accepted_at,
             ar_started_at: made.times.started_at,
             ar_finished_at: made.times.finished_at,

@@ -85,7 +85,7 @@ pub(crate) async fn fan_out(
     made: Made,
 ) -> Fate {
     let output = known.output();
-    let Some(job) = request.denoise_job(output, made) else {
+    let Some(job) = request.denoise_job(&known, made) else {
         let error = JobError::new(ErrorCode::Internal, "a row of no request");
         return refuse(bench, request, output, error).await;
     };

@@ -21,6 +21,7 @@ pub(crate) fn job(prompt: &str, steps: u16) -> DenoiseJob {
             cached: false,
         },
         prior_id: None,
+        life: None,
         accepted_at: 0,
         ar_started_at: 0,
         ar_finished_at: 0,

@@ -17,7 +17,8 @@ pub(crate) struct Instants {
 pub(crate) fn read(output: OutputId, payload: &[u8]) -> Result<DenoiseJob, JobError> {
     let job = decode::<DenoiseJob>(payload)
         .map_err(|error| JobError::new(ErrorCode::MessageInvalid, &error.to_string()))?;
-    if job.output == output {
+    let life_of = job.life.as_ref().map(|stored| stored.life.output);
+    if job.output == output && life_of.is_none_or(|life_of| life_of == output) {
         Ok(job)
     } else {
         Err(JobError::new(

@@ -6,12 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use batching::{Breaker, is_tried};
-use messaging::{
-    BusError, Delivery, EndNotice, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue,
-};
+use messaging::{BusError, Delivery, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue};
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
-    OutputResult, Refusal, Subject, WorkStage, WorkerState,
+    OutputResult, Refusal, StoredLife, Subject, WorkStage, WorkerState,
 };
 use service::{DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain};
 use tokio::time::{sleep, timeout};
@@ -82,6 +80,7 @@ impl Worker<'_> {
         let Delivery {
             subject,
             payload,
+            delivered,
             lease,
             ..
         } = delivery;
@@ -90,21 +89,18 @@ impl Worker<'_> {
             lease.term("not a denoise subject");
             return Ok(());
         };
-        let job = match read(output, &payload) {
+        let mut job = match read(output, &payload) {
             Ok(job) => job,
             Err(error) => {
                 self.finish(unreadable(output, error), lease).await;
                 return Ok(());
             }
         };
+        // Whoever had the message before has written to the life since.
+        let brought = job.life.take().filter(|_| delivered == 1);
         // What asks the broker is dropped when the worker is to stop, and the lease with it: back at once.
-        let known = async {
-            // Before it is looked up: an end in between is not missed.
-            let end = self.member.bus.end_notice(output).await?;
-            let (facts, known) = self.facts(output).await?;
-            Ok((end, facts, known))
-        };
-        let (end, facts, known) = match self.stop.run_until_cancelled(known).await {
+        let known = self.facts(output, brought);
+        let (facts, known) = match self.stop.run_until_cancelled(known).await {
             Some(Ok(known)) => known,
             Some(Err(error)) => {
                 self.rest(output, &error, lease);
@@ -118,7 +114,7 @@ impl Worker<'_> {
             now: unix_millis(),
         };
         match decide(&job, &facts, &asking) {
-            Decision::Paint => return self.start(job, &known, lease, end).await,
+            Decision::Paint => return self.start(job, &known, lease).await,
             Decision::AlreadyAnswered => {
                 tracing::info!(%output, "already answered, acking");
                 lease.ack().await;
@@ -144,9 +140,19 @@ impl Worker<'_> {
     }
 
     /// What the decision needs, and the life to write the start after.
-    async fn facts(&self, output: OutputId) -> Result<(Facts, KnownLife), BusError> {
+    async fn facts(
+        &self,
+        output: OutputId,
+        brought: Option<StoredLife>,
+    ) -> Result<(Facts, KnownLife), BusError> {
         let bus = &self.member.bus;
-        let (answered, known) = tokio::try_join!(bus.has_result(output), bus.known_life(output))?;
+        let known = async {
+            match brought {
+                Some(life) => Ok(life.into()),
+                None => bus.known_life(output).await,
+            }
+        };
+        let (answered, known) = tokio::try_join!(bus.has_result(output), known)?;
         let life = known.life(unix_millis());
         let tried = is_tried(&life, WorkStage::Denoise, self.retry.attempts_max);
         let others = !tried || self.member.has_company().await?;
@@ -163,7 +169,6 @@ impl Worker<'_> {
         job: DenoiseJob,
         known: &KnownLife,
         lease: Lease,
-        mut end: EndNotice,
     ) -> Result<(), DeviceThreadDied> {
         let started = LifeEvent::Started {
             stage: WorkStage::Denoise,
@@ -176,7 +181,7 @@ impl Worker<'_> {
             Ok(())
         };
         match self.stop.run_until_cancelled(advanced).await {
-            Some(Ok(())) => return self.paint(Arc::new(job), lease, &mut end).await,
+            Some(Ok(())) => return self.paint(Arc::new(job), lease).await,
             // Its start may be stored all the same.
             Some(Err(error)) => {
                 self.sign_off(job.output);

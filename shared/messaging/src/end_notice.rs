@@ -3,59 +3,60 @@
 //! A subscription of its own for each output: a denoiser that heard of every end would wake once for each picture of the
 //! whole fleet, which with eight of them on two cores was a tenth of all that a tiny picture costs (measured).
 
+use std::time::Duration;
+
 use async_nats::Subscriber;
 use futures::StreamExt;
 use protocol::{OutputId, Subject};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use crate::{bus::Bus, ends::SWEEP_PERIOD, error::BusError};
+use crate::{bus::Bus, ends::SWEEP_PERIOD};
 
-/// Listens for the end of one output until it is dropped.
-#[derive(Debug)]
-pub struct EndNotice {
-    bus: Bus,
-    output: OutputId,
-    notices: Subscriber,
-}
+/// How long nobody listens: what is done by then could not have been stopped in time, and costs the broker no
+/// subscription.
+const LISTEN_AFTER: Duration = Duration::from_millis(100);
 
 impl Bus {
-    /// Listens for the end of `output`. Listen first, then look whether it has ended already.
-    pub async fn end_notice(&self, output: OutputId) -> Result<EndNotice, BusError> {
-        let subject = self.prefix().subject(&Subject::Done(output));
-        let subscribed = self.client().subscribe(subject.clone()).await;
-        let notices = subscribed.map_err(|source| BusError::Unavailable {
-            what: subject,
-            source: source.into(),
-        })?;
-        Ok(EndNotice {
-            bus: self.clone(),
-            output,
-            notices,
-        })
-    }
-}
-
-impl EndNotice {
-    /// Returns when the output has ended. A notice can be missed, so it is looked up every 5 s as well.
-    pub async fn ended(&mut self) {
+    /// Returns when `output` has ended, at the earliest after a tenth of a second. A notice can be missed, so the end is
+    /// looked up every 5 s as well.
+    pub async fn ended(&self, output: OutputId) {
+        sleep(LISTEN_AFTER).await;
+        let mut notices = None;
         loop {
-            tokio::select! {
-                notice = self.notices.next() => match notice {
-                    Some(_) => return,
-                    // The connection is closed for good, and says so elsewhere.
-                    None => return std::future::pending().await,
-                },
-                () = sleep(SWEEP_PERIOD) => if self.is_stored().await { return },
+            if notices.is_none() {
+                notices = self.end_notices(output).await;
+            }
+            // Listened first, then looked up: an end in between is not missed.
+            if self.is_stored(output).await {
+                return;
+            }
+            let Some(subscriber) = &mut notices else {
+                sleep(SWEEP_PERIOD).await;
+                continue;
+            };
+            match timeout(SWEEP_PERIOD, subscriber.next()).await {
+                Ok(Some(_)) => return,
+                // The connection is closed for good, and says so elsewhere.
+                Ok(None) => return std::future::pending().await,
+                Err(_) => {}
             }
         }
     }
 
-    async fn is_stored(&self) -> bool {
-        match self.bus.ended_outputs(self.output.job).await {
-            Ok(ended) => ended.contains(&self.output.index),
+    async fn end_notices(&self, output: OutputId) -> Option<Subscriber> {
+        let subject = self.prefix().subject(&Subject::Done(output));
+        let subscribed = self.client().subscribe(subject).await;
+        subscribed
+            .inspect_err(|error| tracing::debug!(%output, %error, "end is not listened for yet"))
+            .ok()
+    }
+
+    async fn is_stored(&self, output: OutputId) -> bool {
+        match self.ended_outputs(output.job).await {
+            Ok(ended) => ended.contains(&output.index),
             // The next look asks again.
             Err(error) => {
-                tracing::debug!(output = %self.output, %error, "end was not looked up");
+                tracing::debug!(%output, %error, "end was not looked up");
                 false
             }
         }

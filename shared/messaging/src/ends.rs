@@ -26,8 +26,8 @@ pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 /// Watches ends of outputs for one process. Clones share the task.
 #[derive(Debug, Clone)]
 pub struct Ends {
-    /// Locked for single map operations only. Bounded by what its process holds.
-    watched: Arc<Mutex<BTreeMap<OutputId, Watched>>>,
+    /// Locked for single map operations only.
+    heard: Arc<Mutex<Heard>>,
     /// Counts the ends of watched outputs.
     ended: watch::Sender<u64>,
     /// Counts the notices of any output's end.
@@ -41,6 +41,20 @@ pub struct Noticed {
     pub ends: u64,
     /// With a picture: what denoisers did.
     pub pictures: u64,
+}
+
+/// How many ends are remembered: some seconds of the fastest fleet, and a message comes within milliseconds of the end
+/// that it was too late for.
+const REMEMBERED_MAX: usize = 4_096;
+
+/// What the listener and the watches share.
+#[derive(Debug, Default)]
+struct Heard {
+    /// Bounded by what its process holds.
+    watched: BTreeMap<OutputId, Watched>,
+    /// Ends that were heard of, watched or not; the older half goes when the newer one is full.
+    newer: BTreeSet<OutputId>,
+    older: BTreeSet<OutputId>,
 }
 
 /// An output that is watched.
@@ -72,7 +86,7 @@ impl Ends {
             source: source.into(),
         })?;
         let ends = Self {
-            watched: Arc::default(),
+            heard: Arc::default(),
             ended: watch::Sender::new(0),
             noticed: watch::Sender::default(),
         };
@@ -83,11 +97,15 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Watches `output`. Watch first, then look whether it has ended already.
+    /// Watches `output`. An end of the last seconds is known at once; for others, watch first and then look.
     pub fn watch(&self, output: OutputId) -> EndWatch {
-        let mut watched = self.lock();
-        let watched = watched.entry(output).or_default();
+        let mut heard = self.lock();
+        let has_ended = heard.remembers(output);
+        let watched = heard.watched.entry(output).or_default();
         watched.watches += 1;
+        if has_ended {
+            watched.ended.cancel();
+        }
         EndWatch {
             ends: self.clone(),
             output,
@@ -105,15 +123,17 @@ impl Ends {
         self.noticed.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<OutputId, Watched>> {
-        // A panic between two map operations leaves a whole map.
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Heard> {
+        // A panic between two map operations leaves whole maps.
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self, output: OutputId) {
-        let watched = self.lock();
-        let ended = watched.get(&output).map(|watched| watched.ended.clone());
-        drop(watched);
+        let mut heard = self.lock();
+        heard.remember(output);
+        let watched = heard.watched.get(&output);
+        let ended = watched.map(|watched| watched.ended.clone());
+        drop(heard);
         if let Some(ended) = ended {
             ended.cancel();
             self.ended.send_modify(|count| *count += 1);
@@ -142,7 +162,12 @@ impl Ends {
     }
 
     async fn sweep(&self, bus: &Bus) {
-        let jobs: BTreeSet<JobId> = self.lock().keys().map(|output| output.job).collect();
+        let jobs: BTreeSet<JobId> = self
+            .lock()
+            .watched
+            .keys()
+            .map(|output| output.job)
+            .collect();
         for job in jobs {
             match bus.ended_outputs(job).await {
                 Ok(ended) => ended
@@ -152,6 +177,19 @@ impl Ends {
                 Err(error) => return tracing::debug!(%job, %error, "ends were not looked up"),
             }
         }
+    }
+}
+
+impl Heard {
+    fn remember(&mut self, output: OutputId) {
+        if self.newer.len() >= REMEMBERED_MAX / 2 {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(output);
+    }
+
+    fn remembers(&self, output: OutputId) -> bool {
+        self.newer.contains(&output) || self.older.contains(&output)
     }
 }
 
@@ -169,12 +207,32 @@ impl EndWatch {
 
 impl Drop for EndWatch {
     fn drop(&mut self) {
-        let mut watched = self.ends.lock();
-        if let Entry::Occupied(mut entry) = watched.entry(self.output) {
+        let mut heard = self.ends.lock();
+        if let Entry::Occupied(mut entry) = heard.watched.entry(self.output) {
             entry.get_mut().watches -= 1;
             if entry.get().watches == 0 {
                 entry.remove();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::OutputIndex;
+
+    use super::*;
+
+    #[test]
+    fn the_latest_ends_are_remembered_and_no_more_than_so_many() {
+        let output = |job: usize| JobId::from_u128(job as u128).output(OutputIndex::FIRST);
+        let mut heard = Heard::default();
+        for job in 0..3 * REMEMBERED_MAX {
+            heard.remember(output(job));
+            assert!(heard.newer.len() + heard.older.len() <= REMEMBERED_MAX);
+            let latest = job.saturating_sub(REMEMBERED_MAX / 2 - 1)..=job;
+            assert!(heard.remembers(output(*latest.start())) && heard.remembers(output(job)));
+        }
+        assert!(!heard.remembers(output(0)));
     }
 }

@@ -61,7 +61,6 @@ mod worker_loop;
 pub use bus::{Bus, BusConfig};
 pub use connection::{Connection, ConnectionName};
 pub use dead::DEAD_LETTERS_LISTED_MAX;
-pub use end_notice::EndNotice;
 pub use ends::{EndWatch, Ends, Noticed};
 pub use error::{BusError, PublishError};
 pub use idempotency::{Claim, ClaimError};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use protocol::{LifeEvent, OutputId, OutputLife, Refusal, UnixMillis, decode, encode};
+use protocol::{LifeEvent, OutputId, OutputLife, Refusal, StoredLife, UnixMillis, decode, encode};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -19,8 +19,8 @@ const ADVANCE_RETRY_MAX: Duration = Duration::from_secs(10);
 /// Between tries. Somebody else's write is a millisecond away, a new leader some hundred.
 const ADVANCE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// A life and its place in the bucket: what the next event is written after. Of one process's own writes, or of any copy
-/// of the bucket: it may be out of date, which the server tells when it is written after.
+/// A life and its place in the bucket: what the next event is written after. Of one process's own writes, of the message
+/// about the output, or of any copy of the bucket: it may be out of date, which the server tells when it is written after.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownLife {
     output: OutputId,
@@ -31,6 +31,24 @@ pub struct KnownLife {
 }
 
 impl KnownLife {
+    /// That of an output that nobody has touched yet, as far as its message tells: who is wrong is told when it writes.
+    pub const fn untouched(output: OutputId) -> Self {
+        Self {
+            output,
+            life: None,
+            sequence: 0,
+        }
+    }
+
+    /// What a message takes along; `None` for an output that nobody has touched.
+    pub fn stored(&self) -> Option<StoredLife> {
+        let life = self.life.clone()?;
+        Some(StoredLife {
+            life,
+            sequence: self.sequence,
+        })
+    }
+
     /// Whose.
     pub const fn output(&self) -> OutputId {
         self.output
@@ -40,6 +58,18 @@ impl KnownLife {
     pub fn life(&self, accepted_at: UnixMillis) -> OutputLife {
         let untouched = || OutputLife::queued(self.output, accepted_at);
         self.life.clone().unwrap_or_else(untouched)
+    }
+}
+
+/// As a message brought it.
+impl From<StoredLife> for KnownLife {
+    fn from(stored: StoredLife) -> Self {
+        let StoredLife { life, sequence } = stored;
+        Self {
+            output: life.output,
+            life: Some(life),
+            sequence,
+        }
     }
 }
 
@@ -56,11 +86,7 @@ impl Bus {
             .last_with_marker(&stream, &self.life_subject(output))
             .await?;
         let Some(stored) = stored else {
-            return Ok(KnownLife {
-                output,
-                life: None,
-                sequence: 0,
-            });
+            return Ok(KnownLife::untouched(output));
         };
         let life = if is_gone(&stored) {
             None

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorId,
-    PriorTokens, PriorUsage, Seed, StoredPrior, UnixMillis,
+    PriorTokens, PriorUsage, Seed, StoredLife, StoredPrior, UnixMillis,
 };
 
 /// One picture of a request.
@@ -106,6 +106,8 @@ pub struct DenoiseJob {
     pub usage: PriorUsage,
     /// Under which name `prior` is stored for variations; absent when it is not.
     pub prior_id: Option<PriorId>,
+    /// What the output has been through, as the AR stage knows; absent where it has written nothing.
+    pub life: Option<StoredLife>,
     /// When the gateway accepted the job.
     pub accepted_at: UnixMillis,
     /// When the AR engine started on this output's batch.
@@ -118,7 +120,7 @@ pub struct DenoiseJob {
 
 impl Message for DenoiseJob {
     const KIND: &'static str = "denoise_job";
-    /// Version 1 had no `prior_id`, and its usage no `cached`.
+    /// Version 1 had neither `prior_id` nor `life`, and its usage no `cached`.
     const VERSION: u16 = 2;
 }
 

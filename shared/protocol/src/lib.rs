@@ -35,7 +35,7 @@ pub use image::{DenoiseParameters, ImageFormat, ImageSize, ParameterError};
 pub use job::{ArJob, DenoiseJob, JobRecord, OutputRequest};
 pub use life::{
     ATTEMPTS_KEPT_MAX, Attempt, AttemptOutcome, Ending, LifeEvent, OutputLife, OutputState,
-    Refusal, WorkStage,
+    Refusal, StoredLife, WorkStage,
 };
 pub use presence::{CurrentWork, Role, WorkerPresence, WorkerState};
 pub use prior::{PriorId, PriorTokens, PriorTokensError, PriorUsage, StoredPrior};

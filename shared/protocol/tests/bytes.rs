@@ -6,7 +6,7 @@ use protocol::{
     DenoiseParameters, EncodedImage, ErrorCode, IdempotencyRecord, ImageFormat, ImageSize,
     JobError, JobId, JobRecord, Message, OutputIndex, OutputLife, OutputRequest, OutputResult,
     OutputState, OutputTimings, PriorId, PriorTokens, PriorUsage, Progress, Role, Seed, Stage,
-    StoredPrior, WorkStage, WorkerPresence, WorkerState, decode, encode,
+    StoredLife, StoredPrior, WorkStage, WorkerPresence, WorkerState, decode, encode,
 };
 
 const JOB: JobId = JobId::from_u128(0x0192_a3b4_c5d6_7e8f_8000_0000_0000_0001);
@@ -109,6 +109,10 @@ fn denoise_job() -> DenoiseJob {
             cached: true,
         },
         prior_id: Some(PriorId::from_u128(0xab)),
+        life: Some(StoredLife {
+            life: life(),
+            sequence: 300,
+        }),
         accepted_at: 1_700_000_000_000,
         ar_started_at: 1_700_000_000_100,
         ar_finished_at: 1_700_000_000_300,
@@ -258,15 +262,18 @@ fn attempts() -> Vec<Attempt> {
     ]
 }
 
-#[test]
-fn a_life_keeps_its_bytes() {
-    let life = OutputLife {
+fn life() -> OutputLife {
+    OutputLife {
         output: JOB.output(outputs()[1].index),
         state: OutputState::DenoiseRunning,
         since: 1_700_000_000_301,
         attempts: attempts(),
-    };
-    held(&life, include_str!("bytes/output_life.v1.hex").trim_end());
+    }
+}
+
+#[test]
+fn a_life_keeps_its_bytes() {
+    held(&life(), include_str!("bytes/output_life.v1.hex").trim_end());
 }
 
 #[test]
@@ -377,6 +384,7 @@ fn rmp_len(grid: &PriorTokens) -> usize {
             cached: false,
         },
         prior_id: None,
+        life: None,
         accepted_at: 0,
         ar_started_at: 0,
         ar_finished_at: 0,

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use batching::is_retried;
-use messaging::{EndNotice, Lease};
+use messaging::Lease;
 use protocol::{
     CurrentWork, DenoiseJob, JobError, LifeEvent, Progress, Stage, UnixMillis, WorkStage,
     WorkerState,
@@ -47,7 +47,6 @@ impl Worker<'_> {
         &mut self,
         job: Arc<DenoiseJob>,
         lease: Lease,
-        end: &mut EndNotice,
     ) -> Result<(), DeviceThreadDied> {
         let started_at = unix_millis();
         let current = CurrentWork {
@@ -82,7 +81,7 @@ impl Worker<'_> {
             }
             // Its attempt stays open: the output, or the device, has to answer for it.
             () = self.stalled(&painting) => return Err(DeviceThreadDied),
-            interruption = self.interruption(&painting.job, &lease, end) => interruption,
+            interruption = self.interruption(&painting.job, &lease) => interruption,
             never = self.report(watched) => match never {},
         };
         stop.cancel();
@@ -90,15 +89,10 @@ impl Worker<'_> {
         self.interrupted(interruption, &painting, lease, call).await
     }
 
-    async fn interruption(
-        &self,
-        job: &DenoiseJob,
-        lease: &Lease,
-        end: &mut EndNotice,
-    ) -> Interruption {
+    async fn interruption(&self, job: &DenoiseJob, lease: &Lease) -> Interruption {
         let left = Duration::from_millis(job.deadline_at.saturating_sub(unix_millis()));
         tokio::select! {
-            () = end.ended() => Interruption::Ended,
+            () = self.member.bus.ended(job.output) => Interruption::Ended,
             () = lease.lost() => Interruption::Lost,
             () = sleep(left) => Interruption::Expired,
             () = self.stop.cancelled() => Interruption::Draining,

@@ -187,6 +187,7 @@ pub fn denoise_job(job: u128) -> DenoiseJob {
             cached: false,
         },
         prior_id: None,
+        life: None,
         accepted_at: 1_000,
         ar_started_at: 1_000,
         ar_finished_at: 1_000,

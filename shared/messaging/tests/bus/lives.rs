@@ -13,7 +13,7 @@ fn started(worker: &str) -> LifeEvent {
 }
 
 #[tokio::test]
-async fn a_life_is_moved_on_and_survives_the_broker() {
+async fn a_life_is_moved_on_and_survives_the_brokers_end() {
     let mut site = Site::start().await;
     assert_eq!(site.bus.life(output(1)).await.unwrap(), None);
     for event in [LifeEvent::PriorStored, started("a")] {
@@ -23,7 +23,7 @@ async fn a_life_is_moved_on_and_survives_the_broker() {
             .unwrap()
             .unwrap();
     }
-    site.broker.kill();
+    site.broker.stop();
     site.broker.start_again();
     // Said again by a worker that did not hear the answer: nothing changes, nothing is refused.
     let life = within("advanced", site.bus.advance(output(1), started("a"), 9)).await;
@@ -31,6 +31,33 @@ async fn a_life_is_moved_on_and_survives_the_broker() {
     assert_eq!(life.state, OutputState::DenoiseRunning);
     assert_eq!((life.attempts.len(), life.attempts[0].started_at), (1, 5));
     assert_eq!(site.bus.life(output(1)).await.unwrap(), Some(life));
+}
+
+/// The broker confirms a life before it is on the disk.
+#[tokio::test]
+async fn what_a_killed_broker_forgot_of_a_life_is_written_anew() {
+    let mut site = Site::start().await;
+    let prior_stored = site.bus.advance(output(1), LifeEvent::PriorStored, 5);
+    prior_stored.await.unwrap().unwrap();
+    let known = site.bus.known_life(output(1)).await.unwrap();
+    let known = site.bus.advance_known(&known, started("a"), 5).await;
+    let known = known.unwrap().unwrap();
+    site.broker.kill();
+    site.broker.start_again();
+    let given_back = LifeEvent::GivenBack {
+        stage: WorkStage::Denoise,
+        worker: "a".parse().unwrap(),
+    };
+    let advanced = within("answered", site.bus.advance_known(&known, given_back, 6)).await;
+    // By what the worker knows, or refused by what the broker has; it goes on from either.
+    match advanced.unwrap() {
+        Ok(known) => assert_eq!(known.life(6).state, OutputState::DenoiseWaiting),
+        Err(refusal) => assert_eq!(refusal, Refusal::NotHeld),
+    }
+    let life = site.bus.advance(output(1), started("b"), 9).await;
+    let life = life.unwrap().unwrap();
+    assert_eq!(life.state, OutputState::DenoiseRunning);
+    assert_eq!(life.attempts.last().unwrap().worker, "b".parse().unwrap());
 }
 
 #[tokio::test]

@@ -179,6 +179,7 @@ pub(crate) fn denoise_job(job: u128) -> DenoiseJob {
             cached: false,
         },
         prior_id: None,
+        life: None,
         accepted_at: 1,
         ar_started_at: 1,
         ar_finished_at: 1,
