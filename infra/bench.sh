@@ -43,7 +43,7 @@ main() {
 # What people read is what was measured: nobody types a figure.
 update() {
     mkdir -p docs/bench
-    rm -f docs/bench/*.json docs/bench/*.svg
+    rm -f docs/bench/*.json docs/bench/throughput.svg
     cp "$out"/*.json "$out/throughput.svg" docs/bench/
     {
         cat "$out/tables.md"
