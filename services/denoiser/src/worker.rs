@@ -54,7 +54,8 @@ impl Worker<'_> {
         let mut outcome = Ok(());
         while let Some(delivery) = self.stop.run_until_cancelled(queue.next()).await {
             let span = delivery.span();
-            outcome = self.serve(delivery).instrument(span).await;
+            // Of its own, because it holds the job and what is known of it many times over on its branches.
+            outcome = Box::pin(self.serve(delivery)).instrument(span).await;
             if outcome.is_ok()
                 && let Some(failures) = self.breaker.is_open()
             {
