@@ -106,6 +106,8 @@ impl DeadLetter {
             DeadMessage::Denoise(dn) => {
                 dn.deadline_at = now.saturating_add(allowed(dn.accepted_at, dn.deadline_at));
                 (dn.output, dn.accepted_at) = (job.output(index), now);
+                // It is the old output's.
+                dn.life = None;
                 // Its prior was written long ago; the new job waits for a denoiser only.
                 (dn.ar_started_at, dn.ar_finished_at) = (now, now);
                 (dn.size, dn.format, dn.denoise, dn.deadline_at)
