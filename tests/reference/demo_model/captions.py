@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from scenes import BACKGROUNDS, COLOURS, LETTERS, SHAPES, Scene, Thing
+from demo_model.scenes import BACKGROUNDS, COLOURS, LETTERS, SHAPES, Scene, Thing
 
 SIZE_WORDS = {"small": ("small ", "little "), "medium": ("", "medium "), "big": ("big ", "large ")}
 _ROWS = (("top", "upper"), None, ("bottom", "lower"))

@@ -46,3 +46,8 @@ STROKES: dict[str, list[list[tuple[float, float]]]] = {
     "Y": [[(0, 0), (2, 3), (4, 0)], [(2, 3), (2, 6)]],
     "Z": [[(0, 0), (4, 0), (0, 6), (4, 6)]],
 }
+
+
+def to_pixels(point: tuple[float, float]) -> tuple[float, float]:
+    """Relative to the centre of the letter's box."""
+    return ((point[0] - GRID[0] / 2) * UNIT[0], (point[1] - GRID[1] / 2) * UNIT[1])
