@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GlmImageConfig
 from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 
@@ -52,7 +53,8 @@ def with_noise(batch: tokens.Batch) -> torch.Tensor:
 
 
 def losses(model: LanguageModel, batch: tokens.Batch) -> dict[str, torch.Tensor]:
-    with torch.autocast("cpu", torch.bfloat16):
+    # The plain attention kernel: short sequences, see dit.py.
+    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
         hidden = model.hidden(with_noise(batch), batch.position_ids)
         asked = batch.parts >= 0
         logits = model.lm_head(hidden[asked]).float()
