@@ -25,7 +25,7 @@ BATCH_SHORT, BATCH_WHOLE = 64, 14
 PART_WEIGHTS = {"preview": 1.0, "large": 2.0, "end": 0.1}
 # A wrong preview id at inference must not lead the large grid astray.
 INPUT_NOISE = 0.02
-RECIPE = training.Recipe("ar", steps=6000, learning_rate=2e-3, seed=3)
+RECIPE = training.Recipe("ar", steps=3600, learning_rate=2e-3, seed=3)
 
 
 class LanguageModel(nn.Module):

@@ -58,7 +58,7 @@ def encode(model: AutoencoderKL, chosen: list[scenes.Scene]) -> np.ndarray:
     parts = []
     for start in range(0, len(chosen), ENCODE_BATCH):
         images = [scenes.draw(scene, SIZE, SIZE) for scene in chosen[start : start + ENCODE_BATCH]]
-        inputs = training.to_tensor(images).to(memory_format=torch.channels_last)
+        inputs = training.to_tensor(images).contiguous()
         with torch.autocast("cpu", torch.bfloat16):
             parts.append(model.encode(inputs).latent_dist.mode().float().numpy())
     return np.concatenate(parts)
