@@ -3,8 +3,7 @@
     python -m demo_model.ar FOLDER          # train
     python -m demo_model.ar_check CHECKPOINT   # positions against transformers
 
-Most steps leave out all but the last row of the preview (five times cheaper); the last ones are whole sequences, a
-quarter of them at other sizes.
+Most steps leave out all but the last row of the preview (five times cheaper); the last ones are whole sequences.
 """
 
 from pathlib import Path
@@ -20,6 +19,9 @@ from transformers.models.glm_image.modeling_glm_image import GlmImageTextModel
 from demo_model import config, scenes, tokens, training
 
 SIZE = (128, 128)
+# One step in four, so that the model counts rows and columns instead of knowing 128 x 128 by heart.
+OTHER_SIZES = ((128, 192), (192, 128), (160, 160), (192, 192), (128, 160), (160, 128))
+OTHER_SHARE = 0.25
 SHORT_SHARE = 0.6  # of the steps
 BATCH_SHORT, BATCH_WHOLE = 64, 14
 PART_WEIGHTS = {"preview": 1.0, "large": 2.0, "end": 0.1}
@@ -67,9 +69,11 @@ def losses(model: LanguageModel, batch: tokens.Batch) -> dict[str, torch.Tensor]
 
 def make_batch(step: int, generator: np.random.Generator) -> tokens.Batch:
     short = step < SHORT_SHARE * RECIPE.steps
+    other = generator.random() < OTHER_SHARE
+    size = OTHER_SIZES[generator.integers(len(OTHER_SIZES))] if other else SIZE
     chosen = training.random_scenes(generator, BATCH_SHORT if short else BATCH_WHOLE)
     texts = training.captions_of(chosen, generator)
-    return tokens.make_batch(chosen, texts, SIZE, preview_rows=1 if short else tokens.preview_grid(*SIZE)[0])
+    return tokens.make_batch(chosen, texts, size, preview_rows=1 if short else tokens.preview_grid(*size)[0])
 
 
 @torch.no_grad()

@@ -20,21 +20,21 @@ from transformers import T5Config, T5EncoderModel
 from demo_model import config, latents, scenes, training, vae
 
 SIZE = 128
-PATCHES = (SIZE // 16) ** 2
 BATCH_OBJECTS, BATCH_DROPPED, BATCH_LETTERS = 36, 6, 22
+# One step in eight is of another size, with its latents encoded on the spot; a smaller batch makes up for both.
+OTHER_SIZES = ((128, 192), (192, 128), (160, 160), (192, 192), (128, 160), (160, 128))
+OTHER_ONE_IN = 8
+OTHER_SHRINK = 2
 # Three quarters of a picture are flat background, which is learned at once.
 THING_WEIGHT = 2.0
 EMPTY_TEXT = (1,)  # ByT5 of "": the end token
 RECIPE = training.Recipe("dit", steps=9000, learning_rate=1.2e-3, seed=4, ema_decay=0.999)
 
 
-def mu(patches: int) -> float:
+def sigma_of(timestep: torch.Tensor, latents_shape: torch.Size) -> torch.Tensor:
     """The pipeline's `calculate_shift` with the published scheduler's numbers."""
-    return 0.75 * (patches / 256) ** 0.5 + 0.25
-
-
-def sigma_of(timestep: torch.Tensor, patches: int) -> torch.Tensor:
-    shift = mu(patches)
+    patches = latents_shape[-2] * latents_shape[-1] // 4
+    shift = 0.75 * (patches / 256) ** 0.5 + 0.25
     return shift / (shift + (1000 / timestep - 1))
 
 
@@ -103,36 +103,76 @@ def build() -> Painter:
     return model
 
 
-def thing_weights(chosen: list[scenes.Scene]) -> torch.Tensor:
+def thing_weights(chosen: list[scenes.Scene], size: tuple[int, int]) -> torch.Tensor:
     """(batch, 1, h, w) with mean 1: more where a thing's box is."""
-    labels = np.stack([scenes.large_labels(scene, SIZE, SIZE) for scene in chosen])
+    labels = np.stack([scenes.large_labels(scene, *size) for scene in chosen])
     weights = torch.where(torch.from_numpy(labels) >= len(scenes.BACKGROUNDS), THING_WEIGHT, 1.0)
     weights = weights.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)[:, None]
     return weights / weights.mean()
 
 
-def squared_error(model: Painter, chosen: list, clean: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
-    """(batch,) weighted squared error of the velocity at a random timestep."""
-    timestep = torch.randint(1, 1001, (len(chosen),)).float()
-    sigma = sigma_of(timestep, PATCHES)[:, None, None, None]
+@dataclass(frozen=True)
+class Batch:
+    """Pictures of one size with equally many glyph tokens."""
+
+    chosen: list[scenes.Scene]
+    clean: torch.Tensor  # (batch, channels, h, w)
+    dropped: torch.Tensor  # (batch,) bool
+
+
+def squared_error(model: Painter, batch: Batch) -> torch.Tensor:
+    """(batch,) weighted squared error of the velocity at random timesteps."""
+    clean, size = batch.clean, (8 * batch.clean.shape[2], 8 * batch.clean.shape[3])
+    timestep = torch.randint(1, 1001, (len(clean),)).float()
+    sigma = sigma_of(timestep, clean.shape)[:, None, None, None]
     noise = torch.randn_like(clean)
-    with torch.autocast("cpu", torch.bfloat16):
-        velocity = model.velocity((1 - sigma) * clean + sigma * noise, timestep, Condition.of(chosen, dropped))
-    error = (velocity - (noise - clean)).square() * thing_weights(chosen)
+    condition = Condition.of(batch.chosen, batch.dropped, size)
+    velocity = model.velocity((1 - sigma) * clean + sigma * noise, timestep, condition)
+    error = (velocity - (noise - clean)).square() * thing_weights(batch.chosen, size)
     return error.mean(dim=(1, 2, 3))
 
 
-def losses(model: Painter, cache: latents.Latents, generator: np.random.Generator) -> dict[str, torch.Tensor]:
-    objects, clean_objects = cache.draw(generator, ("single", "pair"), BATCH_OBJECTS)
-    others, clean_others = cache.draw(generator, scenes.KINDS, BATCH_DROPPED)
-    texts, clean_texts = cache.draw(generator, ("letter",), BATCH_LETTERS)
-    dropped = torch.arange(BATCH_OBJECTS + BATCH_DROPPED) >= BATCH_OBJECTS
-    plain = squared_error(model, objects + others, torch.cat([clean_objects, clean_others]), dropped)
-    quoted = squared_error(model, texts, clean_texts, torch.zeros(BATCH_LETTERS, dtype=torch.bool))
+class Data:
+    """Cached latents at 128 x 128, fresh ones at other sizes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = latents.load(folder)
+        self.vae = vae.load(folder)
+
+    def batches(self, step: int, generator: np.random.Generator) -> tuple[Batch, Batch]:
+        """Without quoted text, the last ones with their condition dropped; and letters."""
+        other = step % OTHER_ONE_IN == OTHER_ONE_IN - 1
+        size = OTHER_SIZES[generator.integers(len(OTHER_SIZES))] if other else (SIZE, SIZE)
+        objects, dropped, letters = (
+            n // OTHER_SHRINK if other else n for n in (BATCH_OBJECTS, BATCH_DROPPED, BATCH_LETTERS)
+        )
+        parts = [
+            self._draw(generator, kinds, count, size)
+            for kinds, count in ((("single", "pair"), objects), (scenes.KINDS, dropped), (("letter",), letters))
+        ]
+        plain = Batch(
+            parts[0][0] + parts[1][0],
+            torch.cat([parts[0][1], parts[1][1]]),
+            torch.arange(objects + dropped) >= objects,
+        )
+        return plain, Batch(*parts[2], torch.zeros(letters, dtype=torch.bool))
+
+    def _draw(self, generator: np.random.Generator, kinds: tuple[str, ...], count: int, size: tuple[int, int]) -> tuple:
+        if size == (SIZE, SIZE):
+            return self.cache.draw(generator, kinds, count)
+        chosen = training.random_scenes(generator, count, dict.fromkeys(kinds, 1 / len(kinds)))
+        return chosen, self.cache.normalise(latents.encode(self.vae, chosen, size))
+
+
+def losses(model: Painter, batches: tuple[Batch, Batch]) -> dict[str, torch.Tensor]:
+    # One autocast for both passes: it keeps its bf16 copies of the weights.
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, quoted = (squared_error(model, batch) for batch in batches)
+    dropped = batches[0].dropped
     return {
         "loss": torch.cat([plain, quoted]).mean(),
-        "objects": plain[:BATCH_OBJECTS].mean(),
-        "dropped": plain[BATCH_OBJECTS:].mean(),
+        "objects": plain[~dropped].mean(),
+        "dropped": plain[dropped].mean(),
         "letters": quoted.mean(),
     }
 
@@ -140,13 +180,12 @@ def losses(model: Painter, cache: latents.Latents, generator: np.random.Generato
 @torch.no_grad()
 def paint(model: Painter, chosen: list[scenes.Scene], steps: int, guidance: float = 1.5) -> torch.Tensor:
     """The pipeline's loop on label ids: normalised latents. All of `chosen` letters, or none."""
-    channels, side = config.VAE["latent_channels"], SIZE // 8
-    noise = [torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(i)) for i in range(len(chosen))]
-    x = torch.cat(noise)
+    shape = (1, config.VAE["latent_channels"], SIZE // 8, SIZE // 8)
+    x = torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(len(chosen))])
     keep, drop = torch.zeros(len(chosen), dtype=torch.bool), torch.ones(len(chosen), dtype=torch.bool)
     condition, unconditional = Condition.of(chosen, keep), Condition.of(chosen, drop)
     timesteps = torch.linspace(1000, 1, steps + 1, dtype=torch.float64)[:-1].long().float()
-    sigmas = [*sigma_of(timesteps, PATCHES).tolist(), 0.0]
+    sigmas = [*sigma_of(timesteps, x.shape).tolist(), 0.0]
     for timestep, here, there in zip(timesteps, sigmas, sigmas[1:]):
         times = timestep.expand(len(chosen))
         with torch.autocast("cpu", torch.bfloat16):
@@ -164,18 +203,15 @@ def decode(decoder: torch.nn.Module, cache: latents.Latents, x: torch.Tensor) ->
 
 def main() -> None:
     options = training.parse_options(__doc__)
-    cache = latents.load(options.folder)
-    decoder = vae.load(options.folder)
+    data = Data(options.folder)
     model = build()
     trainer = training.Trainer(RECIPE, model, options)
 
     def sheet(path: Path) -> None:
-        pictures = []
-        for kind in scenes.KINDS:
-            pictures.append(decode(decoder, cache, paint(model, scenes.held_out_scenes(kind, 16), steps=20)))
-        training.save_sheet(path, torch.cat(pictures), columns=16)
+        painted = [paint(model, scenes.held_out_scenes(kind, 16), steps=12) for kind in scenes.KINDS]
+        training.save_sheet(path, torch.cat([decode(data.vae, data.cache, x) for x in painted]), columns=16)
 
-    trainer.run(lambda _step, generator: losses(model, cache, generator), sheet)
+    trainer.run(lambda step, generator: losses(model, data.batches(step, generator)), sheet)
 
 
 if __name__ == "__main__":

@@ -52,12 +52,16 @@ class Latents:
         values = np.stack([self.values[kind][index] for kind, index in picked]).astype(np.float32)
         return [self.chosen[kind][index] for kind, index in picked], torch.from_numpy(values)
 
+    def normalise(self, raw: np.ndarray) -> torch.Tensor:
+        mean, std = (np.float32(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return torch.from_numpy((raw - mean) / std)
+
 
 @torch.no_grad()
-def encode(model: AutoencoderKL, chosen: list[scenes.Scene]) -> np.ndarray:
+def encode(model: AutoencoderKL, chosen: list[scenes.Scene], size: tuple[int, int] = (SIZE, SIZE)) -> np.ndarray:
     parts = []
     for start in range(0, len(chosen), ENCODE_BATCH):
-        images = [scenes.draw(scene, SIZE, SIZE) for scene in chosen[start : start + ENCODE_BATCH]]
+        images = [scenes.draw(scene, *size) for scene in chosen[start : start + ENCODE_BATCH]]
         inputs = training.to_tensor(images).contiguous()
         with torch.autocast("cpu", torch.bfloat16):
             parts.append(model.encode(inputs).latent_dist.mode().float().numpy())
@@ -79,7 +83,8 @@ def load(folder: Path) -> Latents:
             normalised = (values - mean[:, None, None]) / std[:, None, None]
             np.save(folder / f"latents.{kind}.npy", normalised.astype(np.float16))
         # Rounded as a float32 prints, and last: a file that is there is whole.
-        statistics.write_text(json.dumps({"mean": [float(f"{m:.7g}") for m in mean], "std": [float(f"{s:.7g}") for s in std]}))
+        rounded = {"mean": [float(f"{m:.7g}") for m in mean], "std": [float(f"{s:.7g}") for s in std]}
+        statistics.write_text(json.dumps(rounded))
     numbers = json.loads(statistics.read_text())
     values = {kind: np.load(folder / f"latents.{kind}.npy", mmap_mode="r") for kind in scenes.KINDS}
     return Latents(chosen, values, numbers["mean"], numbers["std"])

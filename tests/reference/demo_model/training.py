@@ -128,7 +128,8 @@ class Trainer:
             "seconds": self.seconds,
         }
         # Renamed when whole: a run that is killed here resumes from the file before.
-        for value, path in ((state, self._state_path), (self.averaged, weights_path(self.options.folder, self.recipe.name))):
+        weights = weights_path(self.options.folder, self.recipe.name)
+        for value, path in ((state, self._state_path), (self.averaged, weights)):
             torch.save(value, path.with_suffix(".new"))
             path.with_suffix(".new").rename(path)
         current = {name: value.clone() for name, value in self.module.state_dict().items()}

@@ -20,7 +20,7 @@ CROP_SHARE = 0.7  # of the steps
 BATCH_CROPS, BATCH_PICTURES = 24, 6
 # Per latent number against losses per pixel value. Enough to keep latents near unit size and the decoder used to noise.
 KL_WEIGHT = 1e-3
-RECIPE = training.Recipe("vae", steps=3000, learning_rate=1.5e-3, seed=1)
+RECIPE = training.Recipe("vae", steps=2000, learning_rate=1.5e-3, seed=1)
 
 
 def build() -> AutoencoderKL:
@@ -36,7 +36,8 @@ def load(folder: Path) -> AutoencoderKL:
 
 def pictures(step: int, generator: np.random.Generator) -> torch.Tensor:
     if step >= CROP_SHARE * RECIPE.steps:
-        return training.to_tensor([scenes.draw(s, SIZE, SIZE) for s in training.random_scenes(generator, BATCH_PICTURES)])
+        whole = training.random_scenes(generator, BATCH_PICTURES)
+        return training.to_tensor([scenes.draw(scene, SIZE, SIZE) for scene in whole])
     crops = []
     for scene in training.random_scenes(generator, BATCH_CROPS):
         top, left = generator.integers(SIZE - CROP + 1, size=2)

@@ -44,7 +44,8 @@ class Tokenizer(nn.Module):
         """(batch, 3, height, width) at the ViT's size → (batch, patches, codes)."""
         batch, _, height, width = images.shape
         rows, columns = height // PATCH, width // PATCH
-        patches = images.reshape(batch, 3, rows, PATCH, columns, PATCH).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
+        patches = images.reshape(batch, 3, rows, PATCH, columns, PATCH).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.flatten(3).flatten(0, 2)  # (all patches, 768), channel-major as the processor cuts them
         grid = torch.tensor([[1, rows, columns]]).expand(batch, 3)
         hidden = self.visual(patches, grid_thw=grid).last_hidden_state
         conv = self.vqmodel.quant_conv
