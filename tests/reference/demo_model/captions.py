@@ -6,7 +6,7 @@ Defaults of what is left out: size medium, place the centre, background white.
     pair     NP RELATION NP BACKGROUND     a big red circle on the left of a blue square, on a white background
     letter   LETTER PLACE BACKGROUND       the letter "A" in red at the bottom, gray background
 
-One caption in seven starts with its background; some start with "a picture of" or a capital, or end with a full stop.
+One caption in seven starts with its background; some start with "a picture of" or a capital, or end with a stop.
 """
 
 import re

@@ -20,7 +20,7 @@ from transformers import T5Config, T5EncoderModel
 from demo_model import config, latents, scenes, training, vae
 
 SIZE = 128
-BATCH_OBJECTS, BATCH_DROPPED, BATCH_LETTERS = 36, 6, 22
+BATCH_OBJECTS, BATCH_DROPPED, BATCH_LETTERS = 24, 4, 14
 # One step in eight is of another size, with its latents encoded on the spot; a smaller batch makes up for both.
 OTHER_SIZES = ((128, 192), (192, 128), (160, 160), (192, 192), (128, 160), (160, 128))
 OTHER_ONE_IN = 8

@@ -6,17 +6,17 @@ grammar and `letters.py` the strokes of A-Z.
 
 Geometry
     A picture is H x W px, multiples of 32, cut into cells of 32 px: one VQ token of the large grid each. Pixel (x, y)
-    covers the square [x, x+1] x [y, y+1], y down. Every thing (object or letter) owns a box of 2 x 2 cells = 64 x 64 px.
+    covers the square [x, x+1] x [y, y+1], y down. Every thing (object or letter) owns a box of 2 x 2 cells (64 x 64 px).
     Of `n` cells along an axis the box starts at cell 0, (n - 2) // 2 or n - 2 (place 0, 1, 2: top/middle/bottom,
-    left/centre/right). At 128 x 128: box origins 0, 32, 64, so centres at 32, 64, 96. A side of 96 px makes place 1 equal
-    to place 0, one of 64 px all three; a pair needs 128 px along its axis.
+    left/centre/right). At 128 x 128: box origins 0, 32, 64, so centres at 32, 64, 96. A side of 96 px makes place 1
+    equal to place 0, one of 64 px all three; a pair needs 128 px along its axis.
     With d = 26 (small), 40 (medium), 56 (big) px, relative to the box's centre:
     circle    radius d/2
     square    [-d/2, d/2] on both axes
     triangle  (0, -d/2), (d/2, d/2), (-d/2, d/2)
     diamond   (0, -d/2), (d/2, 0), (0, d/2), (-d/2, 0)
-    star      five points up, outer radius R = d / (2 sin 72°), inner 0.42 R, centre moved down by R (1 - cos 36°) / 2:
-              the points' bounding box is d wide and centred
+    star      five points up, outer radius R = d / (2 sin 72°), inner 0.42 R, centre moved down by
+              R (1 - cos 36°) / 2: the points' bounding box is d wide and centred
     cross     a plus sign: two bars d long and d/3 wide
     letter    see letters.py; one size
     Edges are anti-aliased: coverage of a pixel = share of its 8 x 8 sample points (at odd sixteenths) inside, and the
@@ -40,7 +40,7 @@ Labels = VQ code ids (CODES of them)
 Held out: a scene whose `key()` has CRC-32 divisible by 10. Two captions of one picture share the key. Every word and
 every pair of factor values remains in training (`check_split`).
 
-    cd tests/reference; python -m demo_model.scenes --kind pair --count 200      # held-out scenes with captions, JSON lines
+    python -m demo_model.scenes --kind pair --count 200     # held-out scenes with captions as JSON lines (for the judge)
 """
 
 import argparse
