@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # Before torch starts its threads: waiting threads that spin make a shared machine ten times slower.
@@ -36,14 +36,19 @@ class Recipe:
     learning_rate: float
     seed: int
     warmup_steps: int = 200
+    # Share of the steps, at the end, over which the rate falls. Below 1 a run can be made longer from a state saved
+    # before the fall.
+    decay_share: float = 1.0
     weight_decay: float = 0.01
     ema_decay: float = 0.998
     gradient_norm_max: float = 1.0
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then half a cosine down to a hundredth."""
+        """Linear warm-up, level, then half a cosine down to a hundredth."""
         warmup = min(1.0, (step + 1) / self.warmup_steps)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
+        level = (1 - self.decay_share) * self.steps
+        fallen = (step - level) / (self.steps - level)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, fallen))))
         return self.learning_rate * warmup * (0.01 + 0.99 * cosine)
 
 
@@ -59,7 +64,7 @@ def parse_options(description: str) -> Options:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where all stages keep checkpoints, logs and sheets")
     parser.add_argument("--minutes", type=float, default=150.0, help="stop after so long; run again to go on")
-    parser.add_argument("--steps", type=int, help="length of the learning rate's schedule instead of the recipe's")
+    parser.add_argument("--steps", type=int, help="how many in all, instead of the recipe's number")
     parser.add_argument("--threads", type=int, default=2)
     options = Options(**vars(parser.parse_args()))
     torch.set_num_threads(options.threads)
@@ -102,7 +107,8 @@ class Trainer:
     """
 
     def __init__(self, recipe: Recipe, module: nn.Module, options: Options) -> None:
-        self.recipe, self.module, self.options = recipe, module, options
+        self.recipe = replace(recipe, steps=options.steps or recipe.steps)
+        self.module, self.options = module, options
         self.averaged = {name: value.detach().clone() for name, value in module.state_dict().items()}
         self.optimizer = torch.optim.AdamW(
             module.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
