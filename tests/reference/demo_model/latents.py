@@ -15,7 +15,7 @@ from diffusers import AutoencoderKL
 from demo_model import scenes, training, vae
 
 SIZE = 128
-PAIRS = 12_000
+PAIRS = 12_000  # of 160,000
 ENCODE_BATCH = 32
 
 
