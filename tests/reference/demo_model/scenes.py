@@ -234,6 +234,17 @@ def background_code(background: str) -> int:
     return list(BACKGROUNDS).index(background)
 
 
+def meanings() -> list[tuple[str, ...]]:
+    """What each code says, as words, in the order of the ids: `large_code` and the other two read backwards."""
+    quadrants = [f"quadrant {quadrant}" for quadrant in range(QUADRANTS)]
+    objects, texts = itertools.product(SHAPES, COLOURS, SIZES, quadrants), itertools.product(COLOURS, quadrants)
+    previews = itertools.product(SHAPES, COLOURS)
+    words = [("background", name) for name in BACKGROUNDS]
+    words += [("object", *rest) for rest in objects] + [("letter", *rest) for rest in texts]
+    words += [("preview", *rest) for rest in previews] + [("preview", "letter", colour) for colour in COLOURS]
+    return words
+
+
 def large_labels(scene: Scene, height: int, width: int) -> np.ndarray:
     """(height / 32, width / 32) int64."""
     rows, columns = height // CELL, width // CELL
