@@ -8,6 +8,8 @@ import argparse
 import json
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -164,11 +166,15 @@ class Trainer:
         losses: Callable[[int, np.random.Generator], dict[str, torch.Tensor]],
         sheet: Callable[[Path], None],
     ) -> None:
-        """`losses` returns named losses of a step; the one called "loss" is minimised."""
+        """`losses` returns named losses of a step; the one called "loss" is minimised. SIGTERM saves, then stops."""
         begun = saved = self._clock()
         before = self.seconds
         sums, summed = {}, 0
+        asked_to_stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
         while self.step < self.recipe.steps and self._clock() - begun < 60 * self.options.minutes:
+            if asked_to_stop.is_set():
+                break
             torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)
             named = losses(self.step, np.random.default_rng([self.recipe.seed, self.step]))
             self._update(named["loss"])
