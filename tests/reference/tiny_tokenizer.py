@@ -4,6 +4,7 @@ The AR tokenizer has the published structure: vision ids first, then a GLM-4 sty
 """
 
 import json
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -59,10 +60,11 @@ def _learn_bpe() -> tuple[list[str], list[tuple[str, str]]]:
     return tokens, merges
 
 
-def ar_tokenizer() -> Tokenizer:
+def ar_tokenizer(words: Sequence[str] = UNMERGEABLE_WORDS) -> Tokenizer:
+    """`words` (byte-level spelling) become one token each through `ignore_merges`."""
     learned, merges = _learn_bpe()
     tokens = [dit_token(i) for i in range(VISION_VOCAB_SIZE)] + learned
-    tokens += [word for word in UNMERGEABLE_WORDS if word not in learned]
+    tokens += [word for word in words if word not in learned]
     tokenizer = Tokenizer(
         models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=True)
     )

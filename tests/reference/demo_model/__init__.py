@@ -1,0 +1,1 @@
+"""fresco-demo: a tiny GLM-Image that draws what a caption of its grammar says. See README.md."""
