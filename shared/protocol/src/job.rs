@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, PriorId,
-    PriorTokens, PriorUsage, Seed, StoredLife, StoredPrior, UnixMillis,
+    DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, OutputLife,
+    PriorId, PriorTokens, PriorUsage, Seed, StoredPrior, UnixMillis,
 };
 
 /// One picture of a request.
@@ -122,6 +122,17 @@ impl Message for DenoiseJob {
     const KIND: &'static str = "denoise_job";
     /// Version 1 had neither `prior_id` nor `life`, and its usage no `cached`.
     const VERSION: u16 = 2;
+}
+
+/// A life and its place in the bucket, as the sender of a message left it: the receiver writes its start after it, and
+/// need not ask for it first. It may be out of date by then, which the server tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredLife {
+    /// What it says.
+    pub life: OutputLife,
+    /// The sequence of its message in the bucket's stream.
+    pub sequence: u64,
 }
 
 /// Leaves the prompt out.

@@ -32,10 +32,10 @@ pub use error::{ErrorCode, JobError};
 pub use idempotency::{IdempotencyKey, IdempotencyKeyError, IdempotencyRecord};
 pub use ids::{IdError, JobId, OutputId, OutputIndex, PriorityClass, Seed, WorkerId};
 pub use image::{DenoiseParameters, ImageFormat, ImageSize, ParameterError};
-pub use job::{ArJob, DenoiseJob, JobRecord, OutputRequest};
+pub use job::{ArJob, DenoiseJob, JobRecord, OutputRequest, StoredLife};
 pub use life::{
     ATTEMPTS_KEPT_MAX, Attempt, AttemptOutcome, Ending, LifeEvent, OutputLife, OutputState,
-    Refusal, StoredLife, WorkStage,
+    Refusal, WorkStage,
 };
 pub use presence::{CurrentWork, Role, WorkerPresence, WorkerState};
 pub use prior::{PriorId, PriorTokens, PriorTokensError, PriorUsage, StoredPrior};

@@ -194,17 +194,6 @@ impl Message for OutputLife {
     const VERSION: u16 = 1;
 }
 
-/// A life and its place in the bucket, as the sender of a message left it: the receiver writes its start after it, and
-/// need not ask for it first. It may be out of date by then, which the server tells.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StoredLife {
-    /// What it says.
-    pub life: OutputLife,
-    /// The sequence of its message in the bucket's stream.
-    pub sequence: u64,
-}
-
 /// What happened to an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LifeEvent {
