@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod failover;
 pub mod fleet;
 pub mod http;
+pub mod judge;
 pub mod process;
 pub mod recipe;
 pub mod srt;
@@ -45,6 +46,11 @@ pub fn free_port() -> u16 {
 /// The tiny checkpoint.
 pub fn tiny_model() -> PathBuf {
     root().join("tests/data/tiny")
+}
+
+/// The checkpoint that draws what a prompt says.
+pub fn demo_model() -> PathBuf {
+    root().join("assets/fresco-demo")
 }
 
 /// A built binary of the profile that the tests were built in.

@@ -2,7 +2,7 @@
 
     python -m demo_model.assemble FOLDER CHECKPOINT
 
-CHECKPOINT is replaced. Stages that are missing keep their random start with a warning, so that the pipeline can be
+The folders of CHECKPOINT are replaced, other files in it are left alone. Stages that are missing keep their random start with a warning, so that the pipeline can be
 tried while training goes on.
 """
 
@@ -72,8 +72,8 @@ def save_vae(root: Path, folder: Path) -> None:
 
 
 def assemble(folder: Path, root: Path) -> None:
-    shutil.rmtree(root, ignore_errors=True)
     for name in (name for name in tiny_config.MODEL_INDEX if not name.startswith("_")):
+        shutil.rmtree(root / name, ignore_errors=True)
         (root / name).mkdir(parents=True)
     make_checkpoint.write_json(root / "model_index.json", tiny_config.MODEL_INDEX)
     make_checkpoint.write_json(root / "scheduler" / "scheduler_config.json", tiny_config.SCHEDULER)
@@ -91,7 +91,7 @@ def assemble(folder: Path, root: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the stages keep their weights")
-    parser.add_argument("checkpoint", type=Path, help="where to write; an existing folder is replaced")
+    parser.add_argument("checkpoint", type=Path, help="where to write")
     arguments = parser.parse_args()
     assemble(arguments.folder, arguments.checkpoint)
 

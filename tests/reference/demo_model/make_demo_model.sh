@@ -11,4 +11,5 @@ for stage in vae vq ar dit; do
 done
 "$python" -m demo_model.assemble "$folder" "$checkpoint"
 "$python" -m demo_model.ar_check "$checkpoint"
-"$python" -m demo_model.evaluate "$checkpoint" --sheet "$folder/sheet.png" | tee "$folder/evaluation.txt"
+"$python" -m demo_model.judge_data ../data/demo
+"$python" -m demo_model.goldens "$checkpoint" ../data/demo/goldens

@@ -40,12 +40,10 @@ Labels = VQ code ids (CODES of them)
 Held out: a scene whose `key()` has CRC-32 divisible by 10. Two captions of one picture share the key. Every word and
 every pair of factor values remains in training (`check_split`).
 
-    python -m demo_model.scenes --kind pair --count 200     # held-out scenes with captions as JSON lines (for the judge)
+The judge is told of colours, forms and held-out scenes by `judge_data.py`.
 """
 
-import argparse
 import itertools
-import json
 import math
 import zlib
 from dataclasses import dataclass
@@ -329,25 +327,3 @@ def check_split() -> None:
     wanted = {pair for scene in scenes for pair in factors(scene)}
     trained = {pair for scene in scenes if not scene.is_held_out() for pair in factors(scene)}
     assert wanted == trained, f"never trained on: {wanted - trained}"
-
-
-def as_json(scene: Scene, caption: str) -> dict:
-    things = [{key: value for key, value in vars(thing).items() if value is not None} for thing in scene.things]
-    return {"caption": caption, "kind": scene.kind, "background": scene.background, "things": things}
-
-
-def main() -> None:
-    from demo_model import captions  # it imports this module
-
-    parser = argparse.ArgumentParser(description="Held-out scenes as JSON lines.")
-    parser.add_argument("--kind", choices=KINDS, default="single")
-    parser.add_argument("--count", type=int, default=200)
-    arguments = parser.parse_args()
-    check_split()
-    generator = np.random.default_rng(1)
-    for scene in held_out_scenes(arguments.kind, arguments.count):
-        print(json.dumps(as_json(scene, captions.caption(scene, generator)), ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    main()
