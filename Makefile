@@ -1,5 +1,5 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
-.PHONY: help setup demo up test chaos cluster failover bench lint ci goldens clean
+.PHONY: help setup demo up contact-sheet exam test chaos cluster failover bench lint ci goldens clean
 
 # Where infra/setup links nats-server, cargo-nextest and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
@@ -8,6 +8,7 @@ help:
 	@echo "make demo     build, start a small fleet, paint a picture, stop it"
 	@echo "make up       the same fleet, until Ctrl-C"
 	@echo "make test     all tests"
+	@echo "make exam     600 pictures of the demo model, judged; ten minutes (the tests judge a third)"
 	@echo "make chaos    thousands of requests while everything is killed and frozen; SEED=n again"
 	@echo "make cluster  the same on three brokers whose leaders are killed and rolled"
 	@echo "make failover how long a job is without a worker when its own goes away"
@@ -15,6 +16,7 @@ help:
 	@echo "make lint     format, spelling, unused dependencies, clippy, docs, licences"
 	@echo "make ci       what CI runs: lint and test"
 	@echo "make setup    only what the others do first: libtorch and nats-server into the cache"
+	@echo "make contact-sheet  the pictures of the README, anew"
 	@echo "make goldens  the reference files of tests/data, anew (several GB of Python packages)"
 	@echo "make clean    everything but the cache of set-up"
 
@@ -29,6 +31,10 @@ up: setup
 	cargo build --locked --release --bins
 	infra/demo.sh --stay
 
+contact-sheet: setup
+	cargo build --locked --release --bins
+	infra/demo.sh --sheet
+
 # The end-to-end tests start the binaries of target/debug. One OpenMP thread: the tiny models are
 # ten times slower when two threads spin for the same two cores, and the bits are the same.
 test: export OMP_NUM_THREADS = 1
@@ -36,6 +42,11 @@ test: setup
 	cargo build --locked --workspace --bins
 	cargo nextest run --locked --workspace
 	cargo test --locked --workspace --doc
+
+exam: export OMP_NUM_THREADS = 1
+exam: setup
+	cargo build --locked --workspace --bins
+	cargo nextest run --locked --workspace --run-ignored only --no-capture -E 'test(every_held_out_caption)'
 
 # Programs of the tests, because they take minutes; they start the binaries beside them. Without SEED, the clock's.
 CHAOS = cargo build --locked --workspace --bins && target/debug/chaos $(if $(SEED),--seed $(SEED))

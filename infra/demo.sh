@@ -1,18 +1,20 @@
 #!/bin/sh
-# Starts a fleet on this machine, paints one prompt and stops it; with --stay, starts it and waits for Ctrl-C.
+# Starts a fleet on this machine, paints one prompt and stops it; with --stay, starts it and waits for Ctrl-C; with
+# --sheet, paints the README's contact sheet.
 # Needs the release binaries and .fresco/bin/nats-server on the PATH: run it as `make demo` or `make up`.
 #
-#   MODEL      a folder in the layout of the published checkpoint   tests/data/tiny
+#   MODEL      a folder in the layout of the published checkpoint   assets/fresco-demo
 #   DENOISERS  how many                                             2
 #   PROMPT     what to paint in the demo                            see below
 set -eu
 cd "$(dirname "$0")/.."
 
-model=${MODEL:-tests/data/tiny}
+model=${MODEL:-assets/fresco-demo}
 denoisers=${DENOISERS:-2}
-prompt=${PROMPT:-a lighthouse on a cliff at dawn}
+prompt=${PROMPT:-a big red circle on the left of a blue square, on a white background}
 fresco=target/release/fresco
 pictures=target/demo
+sheet=docs/contact-sheet
 up_pid=
 
 # From a cold cache of file pages the first start reads libtorch (440 MB) once for each process.
@@ -32,9 +34,27 @@ main() {
     # Own data and a free port: a demo must not meet the queue or the address of a fleet that runs here.
     start --data "$work/data" --listen 127.0.0.1:0 --url-file "$work/url"
     until_ready
-    "$fresco" generate "$prompt" --gateway "$(cat "$work/url")" \
-        --size 128x128 -n 2 --seed 7 --out "$pictures"
+    if [ "${1:-}" = --sheet ]; then
+        paint_sheet
+        return
+    fi
+    paint "$prompt" -n 2 --out "$pictures"
     echo "the pictures are in $pictures"
+}
+
+# paint PROMPT OPTION...
+paint() {
+    "$fresco" generate "$@" --gateway "$(cat "$work/url")" --size 128x128 --seed 7
+}
+
+# One picture a line of prompts.txt, by its number.
+paint_sheet() {
+    number=0
+    while read -r line; do
+        number=$((number + 1))
+        paint "$line" --out "$work/sheet" </dev/null
+        mv "$work"/sheet/*.png "$(printf '%s/%02d.png' "$sheet" "$number")"
+    done <"$sheet/prompts.txt"
 }
 
 start() {

@@ -9,6 +9,7 @@ mod chaos;
 mod check_model;
 mod cluster;
 mod deadline;
+mod demo;
 mod fence;
 mod flood;
 mod idempotency;

@@ -4,7 +4,7 @@ mod counters;
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,7 @@ use protocol::{
 use replay::{Rule, Table};
 use tempfile::TempDir;
 
-use crate::{api::Api, binary, broker::Broker, http, process::Process};
+use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
 
 mod flags;
 
@@ -30,8 +30,8 @@ pub const REPLAY_ACK_WAIT: Duration = Duration::from_secs(3);
 /// Who writes and paints.
 #[derive(Debug, Clone)]
 pub enum Engine {
-    /// The tiny checkpoint on libtorch.
-    TinyModel,
+    /// This checkpoint on libtorch.
+    Model(PathBuf),
     /// The replay engines with these times, and with the faults of [`Fleet::script`].
     Replay(Table),
     /// As [`Engine::Replay`], but the AR-batcher asks SRT servers and tokenizes with the tiny checkpoint.
@@ -73,7 +73,7 @@ impl Default for Size {
         Self {
             denoisers: 2,
             ack_wait: ACK_WAIT,
-            engine: Engine::TinyModel,
+            engine: Engine::Model(tiny_model()),
             ar_flags: &[],
         }
     }

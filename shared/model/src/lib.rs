@@ -11,6 +11,8 @@
 mod ar;
 pub mod checkpoint;
 pub mod config;
+#[cfg(test)]
+mod demo_tests;
 mod device;
 mod dit;
 pub mod error;

@@ -28,7 +28,7 @@ OTHER_SHRINK = 2
 # Three quarters of a picture are flat background, which is learned at once.
 THING_WEIGHT = 2.0
 EMPTY_TEXT = (1,)  # ByT5 of "": the end token
-RECIPE = training.Recipe("dit", steps=6000, learning_rate=1.5e-3, seed=4, decay_share=0.3)
+RECIPE = training.Recipe("dit", steps=3400, learning_rate=1.5e-3, seed=4, decay_share=0.3)
 
 
 def sigma_of(timestep: torch.Tensor, latents_shape: torch.Size) -> torch.Tensor:

@@ -25,7 +25,7 @@ PATCH = 16
 BATCH_LARGE, BATCH_PREVIEW = 48, 8
 # Sharpness of the softmax over cosines: they lie in -1..1, which alone could never say "certain".
 COSINE_SCALE = 24.0
-RECIPE = training.Recipe("vq", steps=3600, learning_rate=1.5e-3, seed=2)
+RECIPE = training.Recipe("vq", steps=1500, learning_rate=1.5e-3, seed=2)
 
 
 class Tokenizer(nn.Module):

@@ -22,7 +22,7 @@ pub(super) fn write_faults(folder: &Path, rules: &[Rule]) {
 pub(super) fn engine_flags(engine: &Engine, folder: &Path) -> Vec<String> {
     let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
     match engine {
-        Engine::TinyModel => vec!["--model".to_owned(), text(&tiny_model())],
+        Engine::Model(folder) => vec!["--model".to_owned(), text(folder)],
         Engine::Replay(table) | Engine::Srt { table, .. } => {
             let times = folder.join("times.json");
             let table = serde_json::to_vec(table).expect("a table is JSON");

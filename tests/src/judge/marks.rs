@@ -137,7 +137,7 @@ impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "| held-out captions of | background | colour | shape or letter | size | place | everything |"
+            "| | background | colour | shape or letter | size | place | everything |"
         )?;
         writeln!(out, "|---|---|---|---|---|---|---|")?;
         for (kind, (count, _)) in &self.sums {
