@@ -11,7 +11,12 @@ pub mod fleet;
 pub mod http;
 pub mod process;
 pub mod recipe;
+#[path = "../../shared/messaging/tests/common/secured.rs"]
+pub mod secured;
 pub mod srt;
+
+// As the harness is called where it lies.
+use broker as common;
 
 use std::{
     net::TcpListener,

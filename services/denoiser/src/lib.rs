@@ -15,7 +15,7 @@ pub mod torch;
 mod worker;
 
 use batching::Breaker;
-use messaging::{Joining, Membership, ProvisionError};
+use messaging::{Access, Joining, Membership, ProvisionError};
 use model::{Checkpoint, Painter};
 use protocol::Role;
 use service::{
@@ -107,6 +107,10 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     health.set_not_ready("waiting for the message broker");
     let joining = Joining {
         urls: args.bus.nats_urls,
+        access: Access {
+            credentials: args.bus.nats_credentials,
+            ca: args.bus.nats_ca,
+        },
         prefix: args.bus.prefix,
         role: Role::Denoiser,
         device: match args.engine {

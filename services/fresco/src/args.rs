@@ -266,6 +266,12 @@ pub enum NatsCommand {
         #[command(flatten)]
         bus: BusArgs,
     },
+    /// Make a credential for each role, and what the servers have to know of them: see infra/nats
+    Keys {
+        /// Folder to write them to; what is there is never replaced
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
 }
 
 /// `fresco leash`.

@@ -10,6 +10,7 @@ mod generate;
 mod leash;
 mod nats;
 mod plan;
+mod secret;
 mod table;
 mod terminal;
 pub mod up;

@@ -50,7 +50,7 @@ mod waiting;
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use messaging::{Bus, BusConfig, Results};
+use messaging::{Access, Bus, BusConfig, Results};
 use protocol::Role;
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
@@ -105,6 +105,10 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
     let (listener, address) = bind(config.listen).await?;
     let urls = config.bus.nats_urls.clone();
     let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
+    let connecting = connecting.with_access(Access {
+        credentials: config.bus.nats_credentials.clone(),
+        ca: config.bus.nats_ca.clone(),
+    });
     let bus = Bus::connect(&connecting).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;

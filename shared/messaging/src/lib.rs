@@ -6,6 +6,7 @@
 //!
 //! | module       | does                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
+//! | `access`     | credentials and certificates                                            |
 //! | `bus`        | the connection                                                          |
 //! | `reads`      | results, records and workers                                            |
 //! | `asking`     | what is to be asked, each key once at a time, pure                      |
@@ -30,6 +31,7 @@
 //! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
 
+mod access;
 mod asking;
 mod bus;
 mod connection;
@@ -58,6 +60,7 @@ mod upkeep;
 mod work_queue;
 mod worker_loop;
 
+pub use access::{Access, UserKey};
 pub use bus::{Bus, BusConfig};
 pub use connection::{Connection, ConnectionName};
 pub use dead::DEAD_LETTERS_LISTED_MAX;

@@ -1,6 +1,6 @@
 //! What an operator can ask of a running deployment.
 
-use std::{fmt, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, builder::TypedValueParser};
 use protocol::{
@@ -164,6 +164,15 @@ pub struct WatchArgs {
     )]
     pub system_urls: Vec<String>,
 
+    /// File with the credentials of that user, instead of those in the URL
+    #[arg(
+        long = "system-credentials",
+        env = "FRESCO_SYSTEM_CREDENTIALS",
+        value_name = "FILE",
+        requires = "system_urls"
+    )]
+    pub system_credentials: Option<PathBuf>,
+
     /// Of the streams, when they are made
     #[command(flatten)]
     pub topology: TopologyArgs,
@@ -176,6 +185,7 @@ impl fmt::Debug for WatchArgs {
         f.debug_struct("WatchArgs")
             .field("bus", &self.bus)
             .field("system_urls", &urls.collect::<Vec<_>>())
+            .field("system_credentials", &self.system_credentials)
             .field("topology", &self.topology)
             .finish()
     }

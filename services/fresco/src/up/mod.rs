@@ -18,7 +18,7 @@ pub mod supervisor;
 
 use std::{fs, io, path::Path, time::Duration};
 
-use messaging::Bus;
+use messaging::{Access, Bus};
 use service::{Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
@@ -111,7 +111,7 @@ fn look_after(
     if !system_urls.is_empty() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            if let Err(error) = watcher::watch(&bus, &system_urls).await {
+            if let Err(error) = watcher::watch(&bus, &system_urls, &Access::default()).await {
                 tracing::error!(%error, "connections are not watched");
             }
         }));

@@ -21,7 +21,7 @@ use super::{
     run::{ChildSpec, Launch},
     supervisor::Layer,
 };
-use crate::args::UpArgs;
+use crate::{args::UpArgs, secret::write_secret};
 
 /// Everything that has to be there before the first child starts.
 pub(crate) struct Prepared {
@@ -164,7 +164,7 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
     let port = nats_server::port(data).map_err(|error| Failure::failed(&error))?;
     let password = nats_server::system_password(data).map_err(|error| Failure::failed(&error))?;
     let config = data.join("nats.conf");
-    nats_server::write_secret(&config, &nats_server::config(data, port, &password))
+    write_secret(&config, &nats_server::config(data, port, &password))
         .map_err(|error| cannot_write(&config, &error))?;
     let user = nats_server::SYSTEM_USER;
     Ok(Broker {

@@ -3,6 +3,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../common/secured.rs"]
+mod secured;
+
 mod lives;
 mod presence;
 mod priors;
@@ -11,6 +14,7 @@ mod publish;
 mod queue;
 mod queues;
 mod results;
+mod roles;
 mod site;
 mod system;
 mod trace;

@@ -1,8 +1,10 @@
 //! `fresco nats`: sets up and checks what a deployment needs on its broker.
 
+mod keys;
+
 use std::time::Duration;
 
-use messaging::{Bus, BusConfig, ProvisionError};
+use messaging::{Access, Bus, BusConfig, ProvisionError};
 use protocol::{Role, topology::Topology};
 use service::{BusArgs, exit::Failure};
 use tokio::time::timeout;
@@ -36,13 +38,23 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
             tell(&topology, "is as it should be");
             bus.close().await;
         }
+        NatsCommand::Keys { out } => keys::make(&out)?,
     }
     Ok(())
+}
+
+/// Who the command line is to the broker.
+pub(crate) fn access(args: &BusArgs) -> Access {
+    Access {
+        credentials: args.nats_credentials.clone(),
+        ca: args.nats_ca.clone(),
+    }
 }
 
 /// A connection to a broker that is there.
 pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
+    let config = config.with_access(access(args));
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;
