@@ -165,6 +165,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health_address = health_address
         .await
         .map_err(|error| Failure::failed(&error))?;
+    let health_address = service::address::advertised(health_address, args.shell.advertise)
+        .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");

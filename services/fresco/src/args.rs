@@ -11,7 +11,7 @@ use service::{Admission, BusArgs, ReplayArgs};
 
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
 pub use self::operator::{
-    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WatchArgs, WhichDead, WorkersArgs,
+    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WantedArgs, WatchArgs, WhichDead, WorkersArgs,
 };
 
 const EXAMPLES: &str = "\
@@ -260,11 +260,14 @@ pub enum NatsCommand {
         #[command(flatten)]
         topology: TopologyArgs,
     },
-    /// Say whether everything is there as this version wants it
+    /// Say whether everything is there as this version wants it, and show what is not; changes nothing
     Check {
         /// Where
         #[command(flatten)]
         bus: BusArgs,
+        /// What is to be in force
+        #[command(flatten)]
+        wanted: WantedArgs,
     },
     /// Make a credential for each role, and what the servers have to know of them: see infra/nats
     Keys {

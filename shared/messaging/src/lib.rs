@@ -12,6 +12,7 @@
 //! | `asking`     | what is to be asked, each key once at a time, pure                      |
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
+//! | `inspect`    | tells everything about them that is not as it should be                 |
 //! | `upkeep`     | keeps them there                                                        |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
 //! | `pull`       | the rules of the worker loop, pure                                      |
@@ -42,6 +43,7 @@ mod ends;
 mod error;
 mod idempotency;
 mod inbox;
+mod inspect;
 mod lease;
 mod lives;
 mod membership;
@@ -67,6 +69,7 @@ pub use dead::DEAD_LETTERS_LISTED_MAX;
 pub use ends::{EndWatch, Ends, Noticed};
 pub use error::{BusError, PublishError};
 pub use idempotency::{Claim, ClaimError};
+pub use inspect::{Finding, State, Wanted};
 pub use lease::Lease;
 pub use lives::KnownLife;
 pub use membership::{Joining, Membership};

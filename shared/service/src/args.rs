@@ -1,9 +1,16 @@
 //! Flags that every role has. The environment is read by clap alone, so that the effective
 //! configuration is what `--help` shows and what the process logs at start.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
+
+use crate::address;
 
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
@@ -100,6 +107,10 @@ pub struct ShellArgs {
     /// Address for /livez, /readyz and /metrics; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub health_listen: SocketAddr,
+
+    /// IP address that others are told for it; needed where it listens on a wildcard
+    #[arg(long, env = "FRESCO_ADVERTISE", value_name = "IP", value_parser = address::callable)]
+    pub advertise: Option<IpAddr>,
 
     /// What to log, for example `info` or `info,messaging=debug`
     #[arg(

@@ -3,6 +3,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, builder::TypedValueParser};
+use messaging::Wanted;
 use protocol::{
     JobId, OutputId,
     limits::{ACK_WAIT, RESULT_TTL},
@@ -139,6 +140,33 @@ impl TopologyArgs {
     /// As the topology takes them.
     pub fn options(self) -> TopologyOptions {
         self.times.options(self.replicas)
+    }
+}
+
+/// What an operator expects of the streams; what is not given may be as it is.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct WantedArgs {
+    /// Seconds a silent worker keeps a message
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub ack_wait_s: Option<u64>,
+
+    /// Seconds a result can be fetched
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub result_ttl_s: Option<u64>,
+
+    /// Servers that keep a copy of everything
+    #[arg(long, value_name = "N", value_parser = replicas())]
+    pub replicas: Option<u8>,
+}
+
+impl WantedArgs {
+    /// As the bus takes them.
+    pub fn wanted(self) -> Wanted {
+        Wanted {
+            ack_wait: self.ack_wait_s.map(Duration::from_secs),
+            result_ttl: self.result_ttl_s.map(Duration::from_secs),
+            replicas: self.replicas,
+        }
     }
 }
 

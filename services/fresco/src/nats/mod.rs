@@ -4,8 +4,11 @@ mod keys;
 
 use std::time::Duration;
 
-use messaging::{Access, Bus, BusConfig, ProvisionError};
-use protocol::{Role, topology::Topology};
+use messaging::{Access, Bus, BusConfig, Difference, Finding, ProvisionError, State, Wanted};
+use protocol::{
+    Role,
+    topology::{Topology, TopologyOptions},
+};
 use service::{BusArgs, exit::Failure};
 use tokio::time::timeout;
 
@@ -17,30 +20,85 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Carries out one of its commands.
 pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
     match command {
-        NatsCommand::Init {
-            bus: args,
-            topology,
-        } => {
-            let topology = Topology::with(&args.prefix, topology.options());
-            let bus = connect(&args).await?;
-            bus.provision(&topology)
-                .await
-                .map_err(|error| failure(&error))?;
-            tell(&topology, "is there");
-            bus.close().await;
-        }
-        NatsCommand::Check { bus: args } => {
-            let topology = Topology::new(&args.prefix);
-            let bus = connect(&args).await?;
-            bus.verify(&topology)
-                .await
-                .map_err(|error| failure(&error))?;
-            tell(&topology, "is as it should be");
-            bus.close().await;
-        }
-        NatsCommand::Keys { out } => keys::make(&out)?,
+        NatsCommand::Init { bus, topology } => init(&bus, topology.options()).await,
+        NatsCommand::Check { bus, wanted } => check(&bus, wanted.wanted()).await,
+        NatsCommand::Keys { out } => keys::make(&out),
     }
-    Ok(())
+}
+
+async fn init(args: &BusArgs, options: TopologyOptions) -> Result<(), Failure> {
+    let bus = connect(args).await?;
+    let made = bus.provision(&Topology::with(&args.prefix, options)).await;
+    match made {
+        Ok(()) | Err(ProvisionError::Differs { .. }) => {}
+        Err(error @ (ProvisionError::Missing { .. } | ProvisionError::Bus(_))) => {
+            return Err(Failure::failed(&error));
+        }
+    }
+    // What differs is told with all that does, not only the first.
+    let wanted = Wanted {
+        ack_wait: Some(options.ack_wait),
+        result_ttl: Some(options.result_ttl),
+        replicas: Some(options.replicas),
+    };
+    let told = tell(&bus, wanted).await;
+    bus.close().await;
+    told
+}
+
+async fn check(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
+    let bus = connect(args).await?;
+    let told = tell(&bus, wanted).await;
+    bus.close().await;
+    told
+}
+
+/// Says how everything is; what is not as it should be is a failure.
+async fn tell(bus: &Bus, wanted: Wanted) -> Result<(), Failure> {
+    let findings = bus.inspect(wanted).await;
+    let findings = findings.map_err(|error| Failure::failed(&error))?;
+    report(&findings).iter().for_each(terminal::say);
+    let count = |state: fn(&State) -> bool| {
+        findings
+            .iter()
+            .filter(|finding| state(&finding.state))
+            .count()
+    };
+    let missing = count(|state| *state == State::Missing);
+    let differ = count(|state| matches!(state, State::Differs(_)));
+    match (missing, differ) {
+        (0, 0) => Ok(()),
+        (_, 0) => Err(Failure::Failed(format!(
+            "{missing} missing: run `fresco nats init`"
+        ))),
+        _ => Err(Failure::Failed(format!(
+            "{differ} with other settings and {missing} missing; left as they are"
+        ))),
+    }
+}
+
+/// A line for what is as it should be; for what is not, a diff from what is there to what is wanted.
+fn report(findings: &[Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for Finding { name, state } in findings {
+        match state {
+            State::AsWanted => lines.push(format!("{name} is as it should be")),
+            State::Missing => lines.push(format!("{name} is missing")),
+            State::Differs(differences) => {
+                lines.push(format!("{name} differs:"));
+                for Difference {
+                    field,
+                    found,
+                    wanted,
+                } in differences
+                {
+                    lines.push(format!("  - {field}: {found}"));
+                    lines.push(format!("  + {field}: {wanted}"));
+                }
+            }
+        }
+    }
+    lines
 }
 
 /// Who the command line is to the broker.
@@ -68,32 +126,39 @@ pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     Ok(bus)
 }
 
-fn failure(error: &ProvisionError) -> Failure {
-    match error {
-        ProvisionError::Missing { name } => {
-            Failure::Failed(format!("{name} is missing: run `fresco nats init`"))
-        }
-        ProvisionError::Differs { .. } | ProvisionError::Bus(_) => Failure::failed(error),
-    }
-}
-
-fn tell(topology: &Topology, how: &str) {
-    for stream in topology.streams() {
-        terminal::say(format_args!("stream {} {how}", stream.name));
-    }
-    for consumer in topology.consumers() {
-        terminal::say(format_args!(
-            "consumer {}/{} {how}",
-            consumer.stream, consumer.name
-        ));
-    }
-    for bucket in topology.buckets() {
-        terminal::say(format_args!("bucket {} {how}", bucket.name));
-    }
-}
-
 /// Broker URLs for people: without credentials.
 pub(crate) fn shown(urls: &[String]) -> String {
     let urls = urls.iter().map(|url| service::without_credentials(url));
     urls.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_shown_as_a_diff() {
+        let finding = |name: &str, state| Finding {
+            name: name.to_owned(),
+            state,
+        };
+        let difference = Difference {
+            field: "max_msgs".to_owned(),
+            wanted: "20000".to_owned(),
+            found: "7".to_owned(),
+        };
+        let findings = [
+            finding("stream fresco-AR", State::Differs(vec![difference])),
+            finding("bucket fresco-jobs", State::Missing),
+            finding("consumer fresco-DN/all", State::AsWanted),
+        ];
+        let lines = [
+            "stream fresco-AR differs:",
+            "  - max_msgs: 7",
+            "  + max_msgs: 20000",
+            "bucket fresco-jobs is missing",
+            "consumer fresco-DN/all is as it should be",
+        ];
+        assert_eq!(report(&findings), lines);
+    }
 }

@@ -6,6 +6,7 @@ mod common;
 #[path = "../common/secured.rs"]
 mod secured;
 
+mod inspect;
 mod lives;
 mod presence;
 mod priors;
