@@ -12,7 +12,12 @@ pub mod http;
 pub mod judge;
 pub mod process;
 pub mod recipe;
+#[path = "../../shared/messaging/tests/common/secured.rs"]
+pub mod secured;
 pub mod srt;
+
+// As the harness is called where it lies.
+use broker as common;
 
 use std::{
     net::TcpListener,

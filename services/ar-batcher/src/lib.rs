@@ -21,7 +21,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use batching::{Limits, Policy};
 use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
-use messaging::{HELD_MAX, Joining, Membership, ProvisionError};
+use messaging::{Access, HELD_MAX, Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
 use protocol::Role;
 use service::{
@@ -165,6 +165,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health_address = health_address
         .await
         .map_err(|error| Failure::failed(&error))?;
+    let health_address = service::address::advertised(health_address, args.shell.advertise)
+        .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
@@ -227,6 +229,10 @@ fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: Socket
     let revision = engines.first().map(|engine| engine.revision());
     Joining {
         urls: args.bus.nats_urls.clone(),
+        access: Access {
+            credentials: args.bus.nats_credentials.clone(),
+            ca: args.bus.nats_ca.clone(),
+        },
         prefix: args.bus.prefix.clone(),
         role: Role::ArBatcher,
         device: match args.engine {

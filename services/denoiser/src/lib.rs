@@ -15,7 +15,7 @@ pub mod torch;
 mod worker;
 
 use batching::Breaker;
-use messaging::{Joining, Membership, ProvisionError};
+use messaging::{Access, Joining, Membership, ProvisionError};
 use model::{Checkpoint, Painter};
 use protocol::Role;
 use service::{
@@ -89,6 +89,8 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let health_address = health_address
         .await
         .map_err(|error| Failure::failed(&error))?;
+    let health_address = service::address::advertised(health_address, args.shell.advertise)
+        .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
@@ -107,6 +109,10 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     health.set_not_ready("waiting for the message broker");
     let joining = Joining {
         urls: args.bus.nats_urls,
+        access: Access {
+            credentials: args.bus.nats_credentials,
+            ca: args.bus.nats_ca,
+        },
         prefix: args.bus.prefix,
         role: Role::Denoiser,
         device: match args.engine {

@@ -3,7 +3,11 @@
 mod bench;
 mod operator;
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
+use std::{
+    ffi::{OsStr, OsString},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use protocol::{ImageSize, Prefix, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
@@ -11,7 +15,7 @@ use service::{Admission, BusArgs, ReplayArgs};
 
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
 pub use self::operator::{
-    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WatchArgs, WhichDead, WorkersArgs,
+    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WantedArgs, WatchArgs, WhichDead, WorkersArgs,
 };
 
 const EXAMPLES: &str = "\
@@ -63,6 +67,9 @@ pub enum Command {
     /// Set up or check the streams on a NATS server
     #[command(subcommand)]
     Nats(NatsCommand),
+    /// Make something else of a fleet's file
+    #[command(subcommand)]
+    Fleet(FleetCommand),
     /// Measure what a fleet makes of a load
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -76,7 +83,8 @@ pub enum Command {
 
 const UP_HELP: &str = "\
 Starts nats-server, fresco-gateway, fresco-ar-batcher and the denoisers, waits until each is ready and prints the
-URL. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; work in flight goes back to the queue
+URL. With --fleet, what the file says: each worker on its device, so many loading at a time, and a Ctrl-C that first
+waits for the requests that were let in. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; work in flight goes back to the queue
 and is done by the next `fresco up` on the same data folder. More denoisers can be started by hand, on any machine
 that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
 
@@ -102,7 +110,7 @@ pub struct UpArgs {
     #[arg(
         long,
         value_name = "DIR",
-        required_unless_present = "times",
+        required_unless_present_any = ["times", "fleet"],
         conflicts_with = "times"
     )]
     pub model: Option<PathBuf>,
@@ -119,6 +127,17 @@ pub struct UpArgs {
     /// What there is instead of a model
     #[command(flatten)]
     pub replay: ReplayArgs,
+
+    /// File that says what runs on which device, instead of flags; see infra/fleet
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "engine", "model", "srt_urls", "times", "denoisers", "listen", "nats_urls", "prefix", "ack_wait_s",
+            "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms"
+        ]
+    )]
+    pub fleet: Option<PathBuf>,
 
     /// Folder for queues, results and logs; kept between runs
     #[arg(long, value_name = "DIR", default_value = "fresco-data")]
@@ -260,12 +279,48 @@ pub enum NatsCommand {
         #[command(flatten)]
         topology: TopologyArgs,
     },
-    /// Say whether everything is there as this version wants it
+    /// Say whether everything is there as this version wants it, and show what is not; changes nothing
     Check {
         /// Where
         #[command(flatten)]
         bus: BusArgs,
+        /// What is to be in force
+        #[command(flatten)]
+        wanted: WantedArgs,
     },
+    /// Make a credential for each role, and what the servers have to know of them: see infra/nats
+    Keys {
+        /// Folder to write them to; what is there is never replaced
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+}
+
+/// `fresco fleet`.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Write systemd units for the processes of a fleet's file, with the same flags as under `fresco up --fleet`
+    Systemd(FleetSystemdArgs),
+}
+
+/// `fresco fleet systemd`.
+#[derive(Debug, Args)]
+pub struct FleetSystemdArgs {
+    /// The file; see infra/fleet
+    #[arg(long, value_name = "FILE")]
+    pub fleet: PathBuf,
+
+    /// Folder to write the units to, such as /etc/systemd/system
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Folder of the programs on the machine that runs them
+    #[arg(long, value_name = "DIR", default_value = "/usr/local/bin")]
+    pub programs: PathBuf,
+
+    /// Who they run as there
+    #[arg(long, value_name = "USER", default_value = "fresco")]
+    pub user: String,
 }
 
 /// `fresco leash`.
@@ -281,6 +336,22 @@ pub struct LeashArgs {
     /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
+}
+
+impl UpArgs {
+    /// Those of `fresco up --fleet FILE`, without any other flag.
+    pub fn of_fleet(file: &Path) -> Result<Self, clap::Error> {
+        let flags = [
+            OsStr::new("fresco"),
+            OsStr::new("up"),
+            OsStr::new("--fleet"),
+            file.as_os_str(),
+        ];
+        match Cli::try_parse_from(flags)?.command {
+            Command::Up(args) => Ok(*args),
+            other => unreachable!("`up` is parsed as {other:?}"),
+        }
+    }
 }
 
 impl Cli {

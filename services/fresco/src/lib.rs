@@ -10,6 +10,7 @@ mod generate;
 mod leash;
 mod nats;
 mod plan;
+mod secret;
 mod table;
 mod terminal;
 pub mod up;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use service::{LogFormat, ShellArgs, exit::Failure, telemetry};
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, FleetCommand};
 
 /// Carries out the command line.
 pub fn run(cli: Cli) -> Result<(), Failure> {
@@ -29,6 +30,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     }
     let shell = ShellArgs {
         health_listen: ([127, 0, 0, 1], 0).into(),
+        advertise: None,
         log_filter: cli.log_filter,
         log_format: LogFormat::Text,
         grace: Duration::ZERO,
@@ -48,6 +50,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Dead(command) => Box::pin(dead::run(command)).await,
             Command::Watch(args) => Box::pin(watch::run(args)).await,
             Command::Nats(command) => Box::pin(nats::run(command)).await,
+            Command::Fleet(FleetCommand::Systemd(args)) => up::systemd::run(&args),
             Command::Bench(command) => Box::pin(bench::run(command)).await,
             Command::Plan(args) => plan::run(&args),
             Command::Leash(args) => Err(leash::run(&args)),

@@ -8,7 +8,7 @@ use std::{
 
 use fresco::up::{
     run::{ChildSpec, Launch, Report, supervise},
-    supervisor::{ChildId, Ending, Event, Exit, Layer},
+    supervisor::{ChildId, Ending, Event, Exit, Layer, Limits},
 };
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use tempfile::TempDir;
@@ -38,6 +38,7 @@ impl Fleet {
                     .replace("$DIR", &folder.path().to_string_lossy())
                     .into(),
             ],
+            environment: Vec::new(),
         };
         let children = children.iter().map(spec).collect();
         Self { folder, children }
@@ -53,6 +54,7 @@ impl Fleet {
             fresco: env!("CARGO_BIN_EXE_fresco").into(),
             logs: self.folder.path().to_owned(),
             hold,
+            limits: Limits::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{io::Write, net::TcpStream, process::Stdio, time::Duration};
 
 use common::Broker;
 use fresco::watch::{absence::RECONNECT_MAX, keeper, watcher};
-use messaging::Bus;
+use messaging::{Access, Bus};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -54,7 +54,8 @@ impl Site {
 
     fn watch(&self) {
         let (bus, urls) = (self.bus.clone(), vec![self.broker.system_url()]);
-        TaskTracker::new().spawn(async move { watcher::watch(&bus, &urls).await });
+        TaskTracker::new()
+            .spawn(async move { watcher::watch(&bus, &urls, &Access::default()).await });
     }
 
     async fn enqueue(&self, job: u128) {

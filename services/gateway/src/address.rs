@@ -21,6 +21,14 @@ impl FromStr for PublicUrl {
         if !of_web || url.authority().is_none() || url.query().is_some() {
             return Err("not http://HOST or https://HOST, with a path at most".to_owned());
         }
+        if let Some(host) = url.host() {
+            let bare = host.trim_start_matches('[').trim_end_matches(']');
+            if bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified()) {
+                return Err(format!(
+                    "{bare} is a wildcard: one can listen on it, nobody can call it"
+                ));
+            }
+        }
         Ok(Self(text.trim_end_matches('/').to_owned()))
     }
 }
@@ -119,6 +127,8 @@ mod tests {
             "ftp://example.com",
             "https://example.com/?a=b",
             "/path",
+            "http://0.0.0.0:8080",
+            "https://[::]/images",
         ] {
             assert!(bad.parse::<PublicUrl>().is_err(), "{bad}");
         }

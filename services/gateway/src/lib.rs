@@ -50,8 +50,8 @@ mod waiting;
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use messaging::{Bus, BusConfig, Results};
-use protocol::Role;
+use messaging::{Access, Bus, BusConfig, Results};
+use protocol::{Role, WorkerId};
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
@@ -103,12 +103,11 @@ pub struct Running {
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
 pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running> {
     let (listener, address) = bind(config.listen).await?;
-    let urls = config.bus.nats_urls.clone();
-    let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
-    let bus = Bus::connect(&connecting).await?;
+    let (bus, id) = connect(&config).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
     let (health, counters, probes) = serve_probes(config.shell.health_listen, &shutdown).await?;
+    let told = service::address::advertised(probes, config.shell.advertise)?;
     let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
     let result_ttl = ResultTtl::default();
     let (patient, patient_seen) = watch::channel(false);
@@ -121,8 +120,8 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         result_ttl: result_ttl.clone(),
         job_timeout: config.job_timeout,
         own: Own {
-            id: connecting.worker,
-            health_address: probes,
+            id,
+            health_address: told,
         },
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
@@ -169,6 +168,18 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         effects,
         served,
     })
+}
+
+/// Starts to connect to the broker; says under which name.
+async fn connect(config: &Config) -> anyhow::Result<(Bus, WorkerId)> {
+    let urls = config.bus.nats_urls.clone();
+    let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
+    let connecting = connecting.with_access(Access {
+        credentials: config.bus.nats_credentials.clone(),
+        ca: config.bus.nats_ca.clone(),
+    });
+    let bus = Bus::connect(&connecting).await?;
+    Ok((bus, connecting.worker))
 }
 
 /// Tells whoever waits for the file where the API is.

@@ -11,6 +11,7 @@ use protocol::{Prefix, Progress, Role, Subject, WorkerId, encode, topology::Topo
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
+    access::Access,
     connection::{self, Connection, ConnectionName},
     error::{BusError, Source},
     trace,
@@ -31,6 +32,8 @@ pub struct BusConfig {
     pub role: Role,
     /// Names the connection.
     pub worker: WorkerId,
+    /// Who it is to the broker.
+    pub access: Access,
 }
 
 impl BusConfig {
@@ -41,7 +44,13 @@ impl BusConfig {
             prefix,
             role,
             worker: WorkerId::generate(role),
+            access: Access::default(),
         }
+    }
+
+    /// The same with these credentials and certificates.
+    pub fn with_access(self, access: Access) -> Self {
+        Self { access, ..self }
     }
 }
 
@@ -67,7 +76,7 @@ impl fmt::Debug for Bus {
 
 impl Bus {
     /// Starts to connect, and keeps doing so: a broker that is not there yet is no error, only an address that
-    /// cannot be one. [`Bus::connection`] tells when it is there.
+    /// cannot be one, or a file of credentials that is none. [`Bus::connection`] tells when it is there.
     pub async fn connect(config: &BusConfig) -> Result<Self, BusError> {
         let name = ConnectionName {
             prefix: config.prefix.clone(),
@@ -76,7 +85,7 @@ impl Bus {
         let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
         let (state, connection) = watch::channel(Connection::default());
         let options = connection::options(&name.to_string(), &inbox, state);
-        let (options, addresses) = connection::with_credentials(options, &config.urls);
+        let (options, addresses) = config.access.apply(options, &config.urls)?;
         let client = options
             .connect(addresses.as_slice())
             .await

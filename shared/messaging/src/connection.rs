@@ -6,6 +6,8 @@ use async_nats::{ConnectOptions, Event};
 use protocol::{Prefix, WorkerId};
 use tokio::sync::watch;
 
+use crate::access::Credentials;
+
 /// What a process calls its connection. The broker repeats it when the connection ends, so that whoever watches it
 /// knows whose it was.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -84,26 +86,11 @@ pub(crate) fn options(name: &str, inbox: &str, state: watch::Sender<Connection>)
         })
 }
 
-/// The options with the credentials of the first address that has some, and the addresses without: the client library
-/// reads none from an address, and what it does not have it cannot log. Taken as written, not percent-decoded.
-pub(crate) fn with_credentials(
-    options: ConnectOptions,
-    urls: &[String],
-) -> (ConnectOptions, Vec<String>) {
+/// The addresses without credentials, and those of the first address that has some. Taken as written, not
+/// percent-decoded.
+pub(crate) fn split_credentials(urls: &[String]) -> (Vec<String>, Option<Credentials>) {
     let (addresses, credentials): (Vec<_>, Vec<_>) = urls.iter().map(|url| split(url)).unzip();
-    let options = match credentials.into_iter().flatten().next() {
-        Some(Credentials::User(user, password)) => options.user_and_password(user, password),
-        Some(Credentials::Token(token)) => options.token(token),
-        None => options,
-    };
-    (options, addresses)
-}
-
-/// What `nats://…@host` has before its `@`.
-#[derive(PartialEq, Eq)]
-enum Credentials {
-    User(String, String),
-    Token(String),
+    (addresses, credentials.into_iter().flatten().next())
 }
 
 fn split(url: &str) -> (String, Option<Credentials>) {

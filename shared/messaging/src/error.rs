@@ -1,5 +1,7 @@
 //! What can go wrong on the bus. The kind decides what a caller does; texts are for people.
 
+use std::path::PathBuf;
+
 use protocol::{DecodeError, EncodeError, ErrorCode};
 
 /// The client library's errors, as the source of ours.
@@ -11,6 +13,15 @@ pub enum BusError {
     /// No connection could be set up: wrong address or credentials.
     #[error("cannot connect to the message broker")]
     Connect(#[source] Source),
+    /// A file of credentials or certificates cannot be used.
+    #[error("cannot use {}", file.display())]
+    Access {
+        /// Which.
+        file: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
     /// The broker did not answer, or has no leader for what was asked. Worth a retry.
     #[error("message broker does not answer for {what}")]
     Unavailable {
@@ -51,7 +62,9 @@ impl BusError {
     /// The error code a client of ours gets for it.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Connect(_) | Self::Unavailable { .. } => ErrorCode::BusUnavailable,
+            Self::Connect(_) | Self::Access { .. } | Self::Unavailable { .. } => {
+                ErrorCode::BusUnavailable
+            }
             Self::Refused { .. } | Self::Missing { .. } => ErrorCode::NotReady,
             Self::Decode { .. } => ErrorCode::MessageInvalid,
         }

@@ -6,11 +6,13 @@
 //!
 //! | module       | does                                                                    |
 //! |--------------|-------------------------------------------------------------------------|
+//! | `access`     | credentials and certificates                                            |
 //! | `bus`        | the connection                                                          |
 //! | `reads`      | results, records and workers                                            |
 //! | `asking`     | what is to be asked, each key once at a time, pure                      |
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
+//! | `inspect`    | tells everything about them that is not as it should be                 |
 //! | `upkeep`     | keeps them there                                                        |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
 //! | `pull`       | the rules of the worker loop, pure                                      |
@@ -30,6 +32,7 @@
 //! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
 
+mod access;
 mod asking;
 mod bus;
 mod connection;
@@ -40,6 +43,7 @@ mod ends;
 mod error;
 mod idempotency;
 mod inbox;
+mod inspect;
 mod lease;
 mod lives;
 mod membership;
@@ -58,12 +62,14 @@ mod upkeep;
 mod work_queue;
 mod worker_loop;
 
+pub use access::{Access, UserKey};
 pub use bus::{Bus, BusConfig};
 pub use connection::{Connection, ConnectionName};
 pub use dead::DEAD_LETTERS_LISTED_MAX;
 pub use ends::{EndWatch, Ends, Noticed};
 pub use error::{BusError, PublishError};
 pub use idempotency::{Claim, ClaimError};
+pub use inspect::{Finding, State, Wanted};
 pub use lease::Lease;
 pub use lives::KnownLife;
 pub use membership::{Joining, Membership};

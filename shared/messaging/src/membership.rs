@@ -8,7 +8,7 @@ use protocol::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{Bus, BusConfig, Ends, Presence, ProvisionError, WorkQueue, error::BusError};
+use crate::{Access, Bus, BusConfig, Ends, Presence, ProvisionError, WorkQueue, error::BusError};
 
 /// Between two looks for the streams. A person waits for it at a first start, so it is short; a look costs the broker
 /// some milliseconds.
@@ -19,6 +19,8 @@ const STREAMS_PERIOD: Duration = Duration::from_millis(250);
 pub struct Joining {
     /// URLs of the broker.
     pub urls: Vec<String>,
+    /// Who it is to the broker.
+    pub access: Access,
     /// The deployment.
     pub prefix: Prefix,
     /// What it does there.
@@ -57,6 +59,7 @@ impl Membership {
         let topology = Topology::new(&joining.prefix);
         let role = joining.role;
         let config = BusConfig::new(joining.urls, joining.prefix, role);
+        let config = config.with_access(joining.access);
         let id = config.worker.clone();
         let bus = Bus::connect(&config).await?;
         let mut told = None;

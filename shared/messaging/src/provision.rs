@@ -21,8 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 
-use self::config::consumer_config;
-pub(crate) use self::config::{bucket_config, stream_config};
+pub(crate) use self::config::{bucket_config, consumer_config, stream_config};
 use crate::{
     bus::{Bus, bucket_stream},
     error::BusError,
@@ -103,8 +102,11 @@ pub(crate) enum Found {
     Created(String),
 }
 
+/// What a difference of the server itself is told under.
+pub(crate) const SERVER: &str = "the server's configuration";
+
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-const STREAM_FIELDS_FREE: [&str; 7] = [
+pub(crate) const STREAM_FIELDS_FREE: [&str; 7] = [
     "metadata",
     "num_replicas",
     // Follows from the number of replicas.
@@ -114,7 +116,8 @@ const STREAM_FIELDS_FREE: [&str; 7] = [
     "consumer_limits",
     "description",
 ];
-const CONSUMER_FIELDS_FREE: [&str; 4] = ["metadata", "num_replicas", "description", "name"];
+pub(crate) const CONSUMER_FIELDS_FREE: [&str; 4] =
+    ["metadata", "num_replicas", "description", "name"];
 
 impl Bus {
     /// Creates what is missing. What is there with other settings is an error, and is left as it is.
@@ -164,21 +167,22 @@ impl Bus {
 
     /// The server's default of 1 MB would refuse the pictures after they were painted.
     fn conform_server(&self) -> Result<(), ProvisionError> {
-        // Not connected yet: what is asked of the server next will say so.
-        let Some(server) = self.client().try_server_info() else {
-            return Ok(());
-        };
-        let found = server.max_payload;
-        if found >= PAYLOAD_BYTES_MAX {
-            return Ok(());
+        match self.payload_difference() {
+            None => Ok(()),
+            Some(difference) => Err(ProvisionError::Differs {
+                name: SERVER.into(),
+                differences: vec![difference],
+            }),
         }
-        Err(ProvisionError::Differs {
-            name: "the server's configuration".into(),
-            differences: vec![Difference {
-                field: "max_payload".into(),
-                wanted: PAYLOAD_BYTES_MAX.to_string(),
-                found: found.to_string(),
-            }],
+    }
+
+    pub(crate) fn payload_difference(&self) -> Option<Difference> {
+        // Not connected yet: what is asked of the server next will say so.
+        let found = self.client().try_server_info()?.max_payload;
+        (found < PAYLOAD_BYTES_MAX).then(|| Difference {
+            field: "max_payload".into(),
+            wanted: PAYLOAD_BYTES_MAX.to_string(),
+            found: found.to_string(),
         })
     }
 
@@ -309,12 +313,20 @@ fn refuse_difference(
     found: &impl Serialize,
     free: &[&str],
 ) -> Result<(), ProvisionError> {
-    let differences = differences(&fields(wanted), &fields(found), free);
+    let differences = differences_of(wanted, found, free);
     if differences.is_empty() {
         Ok(())
     } else {
         Err(ProvisionError::Differs { name, differences })
     }
+}
+
+pub(crate) fn differences_of(
+    wanted: &impl Serialize,
+    found: &impl Serialize,
+    free: &[&str],
+) -> Vec<Difference> {
+    differences(&fields(wanted), &fields(found), free)
 }
 
 fn json(config: &impl Serialize) -> Value {

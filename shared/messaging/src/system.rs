@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::{
+    access::Access,
     connection::{self, Connection, ConnectionName},
     error::BusError,
 };
@@ -59,15 +60,20 @@ impl fmt::Debug for SystemWatch {
 }
 
 impl SystemWatch {
-    /// Starts to connect, and keeps doing so, with the credentials in `urls`; tells of the other processes of `prefix`.
-    pub async fn connect(urls: &[String], prefix: Prefix) -> Result<Self, BusError> {
+    /// Starts to connect, and keeps doing so, with `access` or the credentials in `urls`; tells of the other processes of
+    /// `prefix`.
+    pub async fn connect(
+        urls: &[String],
+        access: &Access,
+        prefix: Prefix,
+    ) -> Result<Self, BusError> {
         let name = ConnectionName {
             prefix,
             worker: WorkerId::generate(Role::Operator),
         };
         let (state, connection) = watch::channel(Connection::default());
         let options = connection::options(&name.to_string(), "_INBOX_system", state);
-        let (options, addresses) = connection::with_credentials(options, urls);
+        let (options, addresses) = access.apply(options, urls)?;
         let client = options
             .connect(addresses.as_slice())
             .await

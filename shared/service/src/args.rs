@@ -1,9 +1,16 @@
 //! Flags that every role has. The environment is read by clap alone, so that the effective
 //! configuration is what `--help` shows and what the process logs at start.
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
+
+use crate::address;
 
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
@@ -12,11 +19,24 @@ pub struct BusArgs {
     #[arg(
         long = "nats-url",
         env = "FRESCO_NATS_URL",
+        hide_env_values = true,
         value_name = "URL",
         default_value = "nats://127.0.0.1:4222",
         value_delimiter = ','
     )]
     pub nats_urls: Vec<String>,
+
+    /// File with this role's credentials: an nkey seed, a .creds file, or user:password; instead of those in the URL
+    #[arg(
+        long = "nats-credentials",
+        env = "FRESCO_NATS_CREDENTIALS",
+        value_name = "FILE"
+    )]
+    pub nats_credentials: Option<PathBuf>,
+
+    /// File with the certificates (PEM) that the broker's is believed from; only TLS will do then
+    #[arg(long = "nats-ca", env = "FRESCO_NATS_CA", value_name = "FILE")]
+    pub nats_ca: Option<PathBuf>,
 
     /// Deployment name: the first token of its subjects and the start of its stream names
     #[arg(
@@ -34,6 +54,8 @@ impl fmt::Debug for BusArgs {
         let urls = self.nats_urls.iter().map(|url| without_credentials(url));
         f.debug_struct("BusArgs")
             .field("nats_urls", &urls.collect::<Vec<_>>())
+            .field("nats_credentials", &self.nats_credentials)
+            .field("nats_ca", &self.nats_ca)
             .field("prefix", &self.prefix.to_string())
             .finish()
     }
@@ -85,6 +107,10 @@ pub struct ShellArgs {
     /// Address for /livez, /readyz and /metrics; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub health_listen: SocketAddr,
+
+    /// IP address that others are told for it; needed where it listens on a wildcard
+    #[arg(long, env = "FRESCO_ADVERTISE", value_name = "IP", value_parser = address::callable)]
+    pub advertise: Option<IpAddr>,
 
     /// What to log, for example `info` or `info,messaging=debug`
     #[arg(
@@ -157,6 +183,8 @@ mod tests {
             assert_eq!(without_credentials(url), wanted);
             let args = BusArgs {
                 nats_urls: vec![url.into()],
+                nats_credentials: None,
+                nats_ca: None,
                 prefix: "fresco".parse().expect("allowed characters"),
             };
             assert!(!format!("{args:?}").contains('@'), "{args:?}");

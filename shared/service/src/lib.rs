@@ -1,6 +1,7 @@
 //! The shell that every Fresco process wears: flags, telemetry, ordered shutdown, health. It knows no job, no queue
 //! and no tensor.
 
+pub mod address;
 mod args;
 pub mod clock;
 mod device_thread;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
 use futures::future::BoxFuture;
-use messaging::{Bus, BusConfig, Joining, Membership, WorkQueue};
+use messaging::{Access, Bus, BusConfig, Joining, Membership, WorkQueue};
 use protocol::{
     ArJob, DenoiseJob, DenoiseParameters, ImageFormat, OutputIndex, OutputRequest, PriorId,
     PriorTokens, PriorUsage, Role, Seed, StoredPrior, decode, topology::Topology,
@@ -86,6 +86,7 @@ impl Site {
         let tracker = TaskTracker::new();
         let joining = Joining {
             urls: vec![broker.url()],
+            access: Access::default(),
             prefix,
             role: Role::ArBatcher,
             device: "replay".into(),

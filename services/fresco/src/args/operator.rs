@@ -1,8 +1,9 @@
 //! What an operator can ask of a running deployment.
 
-use std::{fmt, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, builder::TypedValueParser};
+use messaging::Wanted;
 use protocol::{
     JobId, OutputId,
     limits::{ACK_WAIT, RESULT_TTL},
@@ -142,6 +143,33 @@ impl TopologyArgs {
     }
 }
 
+/// What an operator expects of the streams; what is not given may be as it is.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct WantedArgs {
+    /// Seconds a silent worker keeps a message
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub ack_wait_s: Option<u64>,
+
+    /// Seconds a result can be fetched
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub result_ttl_s: Option<u64>,
+
+    /// Servers that keep a copy of everything
+    #[arg(long, value_name = "N", value_parser = replicas())]
+    pub replicas: Option<u8>,
+}
+
+impl WantedArgs {
+    /// As the bus takes them.
+    pub fn wanted(self) -> Wanted {
+        Wanted {
+            ack_wait: self.ack_wait_s.map(Duration::from_secs),
+            result_ttl: self.result_ttl_s.map(Duration::from_secs),
+            replicas: self.replicas,
+        }
+    }
+}
+
 /// An even number of copies survives no more losses than one less.
 fn replicas() -> impl TypedValueParser<Value = u8> {
     clap::builder::PossibleValuesParser::new(["1", "3", "5"]).try_map(|text| text.parse::<u8>())
@@ -164,6 +192,15 @@ pub struct WatchArgs {
     )]
     pub system_urls: Vec<String>,
 
+    /// File with the credentials of that user, instead of those in the URL
+    #[arg(
+        long = "system-credentials",
+        env = "FRESCO_SYSTEM_CREDENTIALS",
+        value_name = "FILE",
+        requires = "system_urls"
+    )]
+    pub system_credentials: Option<PathBuf>,
+
     /// Of the streams, when they are made
     #[command(flatten)]
     pub topology: TopologyArgs,
@@ -176,6 +213,7 @@ impl fmt::Debug for WatchArgs {
         f.debug_struct("WatchArgs")
             .field("bus", &self.bus)
             .field("system_urls", &urls.collect::<Vec<_>>())
+            .field("system_credentials", &self.system_credentials)
             .field("topology", &self.topology)
             .finish()
     }

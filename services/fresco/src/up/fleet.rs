@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{run::ChildSpec, supervisor::Layer};
+use super::{
+    run::ChildSpec,
+    site::{Pinned, Site},
+    supervisor::Layer,
+};
 use crate::args::{Engine, UpArgs};
 
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
@@ -36,26 +40,45 @@ pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
         layer: Layer::Broker,
         program,
         arguments,
+        environment: Vec::new(),
     }
 }
 
 /// The services' children.
-pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildSpec> {
-    let service = |name: String, program: &str, own: Vec<OsString>| {
+pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<ChildSpec> {
+    let service = |pinned: &Pinned, role: &str, own: Vec<OsString>| {
         let mut arguments: Vec<OsString> =
             vec!["--nats-url".into(), surroundings.nats_urls.join(",").into()];
+        let access = site.access(role);
+        let files = [
+            ("--nats-credentials", access.credentials),
+            ("--nats-ca", access.ca),
+        ];
+        for (flag, file) in files {
+            arguments.extend(file.into_iter().flat_map(|file| [flag.into(), file.into()]));
+        }
+        let layer = match role {
+            GATEWAY => Layer::Front,
+            _ => Layer::Service,
+        };
+        // Who takes requests waits for their answers.
+        let grace = match (layer, site.limits.drain.as_secs()) {
+            (Layer::Front, drain @ 1..) => drain.to_string(),
+            _ => GRACE_S.to_owned(),
+        };
         arguments.extend([
             "--prefix".into(),
             args.prefix.to_string().into(),
             "--grace-s".into(),
-            GRACE_S.into(),
+            grace.into(),
         ]);
         arguments.extend(own);
         ChildSpec {
-            name,
-            layer: Layer::Service,
-            program: surroundings.programs.join(program),
+            name: pinned.name.clone(),
+            layer,
+            program: surroundings.programs.join(format!("fresco-{role}")),
             arguments,
+            environment: pinned.environment.clone(),
         }
     };
     let engine = engine(args);
@@ -76,24 +99,21 @@ pub(crate) fn services(args: &UpArgs, surroundings: &Surroundings) -> Vec<ChildS
     if args.no_prior_cache {
         batcher.push("--no-prior-cache".into());
     }
-    let gateway = vec![
+    let mut gateway: Vec<OsString> = vec![
         "--listen".into(),
         surroundings.listen.to_string().into(),
         "--health-listen".into(),
         surroundings.gateway_health.to_string().into(),
     ];
+    if let Some(url) = &site.public_url {
+        gateway.extend(["--public-url".into(), url.into()]);
+    }
     let mut services = vec![
-        service(GATEWAY.to_owned(), "fresco-gateway", gateway),
-        service("ar-batcher".to_owned(), "fresco-ar-batcher", batcher),
+        service(&Pinned::nowhere(GATEWAY.to_owned()), GATEWAY, gateway),
+        service(&site.ar_batcher, "ar-batcher", batcher),
     ];
-    let denoiser = |number| {
-        service(
-            format!("denoiser-{number}"),
-            "fresco-denoiser",
-            engine.clone(),
-        )
-    };
-    services.extend((0..args.denoisers).map(denoiser));
+    let denoisers = site.denoisers.iter();
+    services.extend(denoisers.map(|pinned| service(pinned, "denoiser", engine.clone())));
     services
 }
 
@@ -150,7 +170,7 @@ mod tests {
                 arguments.to_string_lossy()
             )
         };
-        services(&args, &surroundings)
+        services(&args, &Site::plain(args.denoisers), &surroundings)
             .into_iter()
             .map(line)
             .collect()

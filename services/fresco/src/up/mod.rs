@@ -4,8 +4,10 @@
 //! supervisor; the rest is preparation. This file puts them together and talks to the user.
 
 mod checkup;
+mod file;
 mod fleet;
 mod folder;
+mod loaded;
 mod log;
 mod nats_server;
 mod outside;
@@ -14,11 +16,13 @@ mod pulse;
 mod ready;
 mod roster;
 pub mod run;
+mod site;
 pub mod supervisor;
+pub(crate) mod systemd;
 
 use std::{fs, io, path::Path, time::Duration};
 
-use messaging::Bus;
+use messaging::{Access, Bus};
 use service::{Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
@@ -28,6 +32,7 @@ use self::{
     prepared::Prepared,
     roster::Member,
     run::{ChildSpec, Report, supervise},
+    site::Site,
     supervisor::{ChildId, Ending, Event, Exit},
 };
 use crate::{
@@ -51,14 +56,22 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         .tracker
         .spawn(pass_signals_on(events.clone()).map_err(|error| Failure::failed(&error))?);
 
-    let prepared = Prepared::new(&args).await?;
+    let (args, site) = match &args.fleet {
+        Some(path) => file::read(path, &args)?,
+        None => {
+            let site = Site::plain(args.denoisers);
+            (args, site)
+        }
+    };
+    let prepared = Prepared::new(&args, &site).await?;
     let (roster, members) = watch::channel(roster::of(&prepared.children));
     let (deaths, died) = mpsc::channel(prepared.children.len());
     let (failed, failure) = mpsc::channel(1);
-    let bus = prepared.connect(&args).await?;
+    let bus = prepared.connect(&args, &site).await?;
     look_after(&shutdown, &prepared, &bus, &members, &events, died);
     let outside = Outside {
         args: args.clone(),
+        replicas: site.replicas,
         bus,
         nats_urls: prepared.nats_urls.clone(),
         listen: prepared.listen,
@@ -107,11 +120,18 @@ fn look_after(
     };
     spawn(Box::pin(log::keep_small(prepared.log_paths())));
     spawn(Box::pin(give_back_for_the_dead(bus.clone(), died)));
+    let host = service::host::name();
+    spawn(Box::pin(loaded::watch(
+        bus.clone(),
+        host,
+        members.clone(),
+        events.clone(),
+    )));
     let system_urls: Vec<_> = prepared.system_url.iter().cloned().collect();
     if !system_urls.is_empty() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            if let Err(error) = watcher::watch(&bus, &system_urls).await {
+            if let Err(error) = watcher::watch(&bus, &system_urls, &Access::default()).await {
                 tracing::error!(%error, "connections are not watched");
             }
         }));

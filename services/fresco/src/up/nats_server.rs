@@ -3,15 +3,16 @@
 use std::{
     fmt::Write as _,
     fs,
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     net::{Ipv4Addr, TcpListener},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use protocol::limits::PAYLOAD_BYTES_MAX;
 use tokio::process::Command;
+
+use crate::secret::write_secret;
 
 /// The first version with per-message schedules and limit markers as `protocol::topology` uses them.
 pub(crate) const VERSION_MIN: (u32, u32) = (2, 12);
@@ -165,24 +166,6 @@ pub(crate) fn system_password(data: &Path) -> io::Result<String> {
     }
     write_secret(&file, &password)?;
     Ok(password)
-}
-
-/// A file that only its owner may read, at no time anybody else; whole or not there.
-pub(crate) fn write_secret(file: &Path, text: &str) -> io::Result<()> {
-    let fresh = file.with_extension("part");
-    if let Err(error) = fs::remove_file(&fresh)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
-    }
-    let mut options = fs::File::options();
-    let mut opened = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&fresh)?;
-    opened.write_all(text.as_bytes())?;
-    fs::rename(fresh, file)
 }
 
 /// The configuration file. Figures are measured ones (ARCHITECTURE.md, "The bus").

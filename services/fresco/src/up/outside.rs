@@ -30,6 +30,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Outside {
     /// The command line.
     pub(crate) args: UpArgs,
+    /// Servers that keep a copy of what is created.
+    pub(crate) replicas: u8,
     /// The broker.
     pub(crate) bus: Bus,
     /// Where it is.
@@ -66,7 +68,7 @@ impl Outside {
                 "--nats-url {urls}: no NATS server answers there"
             )));
         }
-        let topology = Topology::with(&self.args.prefix, self.args.times.options(1));
+        let topology = Topology::with(&self.args.prefix, self.args.times.options(self.replicas));
         ready::provision(&self.bus, &topology)
             .await
             .map_err(|error| Failure::unusable(&error))?;

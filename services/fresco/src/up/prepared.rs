@@ -19,9 +19,10 @@ use super::{
     nats_server::{self, Places},
     remove_if_there,
     run::{ChildSpec, Launch},
-    supervisor::Layer,
+    site::Site,
+    supervisor::{Layer, Limits},
 };
-use crate::args::UpArgs;
+use crate::{args::UpArgs, secret::write_secret};
 
 /// Everything that has to be there before the first child starts.
 pub(crate) struct Prepared {
@@ -33,10 +34,11 @@ pub(crate) struct Prepared {
     pub(crate) system_url: Option<String>,
     pub(crate) listen: SocketAddr,
     pub(crate) gateway_health: SocketAddr,
+    limits: Limits,
 }
 
 impl Prepared {
-    pub(crate) async fn new(args: &UpArgs) -> Result<Self, Failure> {
+    pub(crate) async fn new(args: &UpArgs, site: &Site) -> Result<Self, Failure> {
         if let Some(model) = &args.model
             && !model.is_dir()
         {
@@ -54,7 +56,7 @@ impl Prepared {
         if let Some(file) = &args.url_file {
             remove_if_there(file)?;
         }
-        let (listen, gateway_health) = free_addresses(args.listen)?;
+        let (listen, gateway_health) = free_addresses(args.listen, site.gateway_health)?;
         let mut children = Vec::new();
         let mut nats_urls = args.nats_urls.clone();
         let mut system_url = None;
@@ -70,9 +72,9 @@ impl Prepared {
             listen,
             gateway_health,
         };
-        children.extend(fleet::services(args, &surroundings));
+        children.extend(fleet::services(args, site, &surroundings));
         let is_missing =
-            |child: &&ChildSpec| child.layer == Layer::Service && !child.program.is_file();
+            |child: &&ChildSpec| child.layer != Layer::Broker && !child.program.is_file();
         if let Some(missing) = children.iter().find(is_missing) {
             let program = missing.program.display();
             let text = format!(
@@ -88,6 +90,7 @@ impl Prepared {
             system_url,
             listen,
             gateway_health,
+            limits: site.limits,
         };
         for path in prepared.log_paths() {
             fs::File::create(&path).map_err(|error| cannot_write(&path, &error))?;
@@ -96,10 +99,10 @@ impl Prepared {
     }
 
     /// Starts to connect; the broker is there later.
-    pub(crate) async fn connect(&self, args: &UpArgs) -> Result<Bus, Failure> {
+    pub(crate) async fn connect(&self, args: &UpArgs, site: &Site) -> Result<Bus, Failure> {
         let urls = self.nats_urls.clone();
         let config = BusConfig::new(urls, args.prefix.clone(), Role::Operator);
-        Bus::connect(&config)
+        Bus::connect(&config.with_access(site.access("watcher")))
             .await
             .map_err(|error| Failure::unusable(&error))
     }
@@ -113,6 +116,7 @@ impl Prepared {
             fresco: self.fresco.clone(),
             logs: self.folder.logs(),
             hold,
+            limits: self.limits,
         })
     }
 
@@ -164,7 +168,7 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
     let port = nats_server::port(data).map_err(|error| Failure::failed(&error))?;
     let password = nats_server::system_password(data).map_err(|error| Failure::failed(&error))?;
     let config = data.join("nats.conf");
-    nats_server::write_secret(&config, &nats_server::config(data, port, &password))
+    write_secret(&config, &nats_server::config(data, port, &password))
         .map_err(|error| cannot_write(&config, &error))?;
     let user = nats_server::SYSTEM_USER;
     Ok(Broker {
@@ -175,7 +179,10 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
 }
 
 /// `wanted` and one for the gateway's probes, with real ports for port 0: a gateway that is restarted keeps them.
-fn free_addresses(wanted: SocketAddr) -> Result<(SocketAddr, SocketAddr), Failure> {
+fn free_addresses(
+    wanted: SocketAddr,
+    probes: Option<SocketAddr>,
+) -> Result<(SocketAddr, SocketAddr), Failure> {
     let bind = |wanted| {
         let listener = TcpListener::bind(wanted)?;
         Ok((listener.local_addr()?, listener))
@@ -188,7 +195,7 @@ fn free_addresses(wanted: SocketAddr) -> Result<(SocketAddr, SocketAddr), Failur
         _ => Failure::Unusable(format!("--listen {wanted}: {error}")),
     })?;
     // While the first one is held: they must not be the same.
-    let probes = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let probes = bind(probes.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
     let probes = probes.map_err(|error: io::Error| Failure::failed(&error))?;
     Ok((bound.0, probes.0))
 }

@@ -28,7 +28,7 @@ impl Member {
 /// The services among `children`.
 pub(crate) fn of(children: &[ChildSpec]) -> Vec<Member> {
     let services = children.iter().enumerate();
-    let services = services.filter(|(_, child)| child.layer == Layer::Service);
+    let services = services.filter(|(_, child)| child.layer != Layer::Broker);
     let member = |(index, child): (usize, &ChildSpec)| Member {
         id: ChildId(index),
         name: child.name.clone(),
@@ -63,10 +63,11 @@ mod tests {
             layer,
             program: "/p".into(),
             arguments: Vec::new(),
+            environment: Vec::new(),
         };
         let mut members = of(&[
             child("nats-server", Layer::Broker),
-            child(GATEWAY, Layer::Service),
+            child(GATEWAY, Layer::Front),
             child("denoiser-0", Layer::Service),
         ]);
         let kinds: Vec<_> = members

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     log,
-    supervisor::{Action, ChildId, Ending, Event, Exit, Layer, Supervisor},
+    supervisor::{Action, ChildId, Ending, Event, Exit, Layer, Limits, Supervisor},
 };
 
 /// Terminate, kill, and room for an impatient user; a signal beyond it would say nothing new.
@@ -41,6 +41,8 @@ pub struct ChildSpec {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// Variables that it gets beside ours.
+    pub environment: Vec<(String, String)>,
 }
 
 /// What every child has in common.
@@ -52,6 +54,8 @@ pub struct Launch {
     pub logs: PathBuf,
     /// The lock that every child holds as its stdin.
     pub hold: File,
+    /// How they start and stop.
+    pub limits: Limits,
 }
 
 /// What the user should hear of.
@@ -74,7 +78,7 @@ pub async fn supervise(
     mut events: mpsc::Receiver<Event>,
     mut report: impl FnMut(ChildId, Report),
 ) -> Ending {
-    let mut supervisor = Supervisor::new(children.iter().map(|child| child.layer));
+    let mut supervisor = Supervisor::new(children.iter().map(|child| child.layer), launch.limits);
     // One exit per child can be on its way.
     let (exits, mut exited) = mpsc::channel(children.len().max(1));
     let mut processes = Processes::new(launch, children, exits);
@@ -163,6 +167,7 @@ impl<'a> Processes<'a> {
             .arg(std::process::id().to_string())
             .arg("--");
         command.arg(&spec.program).args(&spec.arguments);
+        command.envs(spec.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::from(self.launch.hold.try_clone()?));
         command
             .stdout(Stdio::from(output.try_clone()?))

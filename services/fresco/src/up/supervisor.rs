@@ -1,9 +1,11 @@
 //! Which child is started, restarted, signalled or given up on, and when: a pure state machine over events and
 //! instants. It knows no process, no file and no runtime; `run.rs` carries its actions out.
 //!
-//! The order is the point. Start: the broker, then (once it holds the streams) all services. Stop: the services,
-//! which still need the broker to give back what they hold, then the broker; each with a last instant after which it
-//! is killed, so that the whole tree is gone within [`STOP_MAX`]. A child that cannot work (exit code 2) before the
+//! The order is the point. Start: the broker, then (once it holds the streams) all services, of the workers so many at
+//! once as [`Limits`] lets load their models: a machine that reads sixteen checkpoints at a time reads none. Stop: whoever
+//! takes requests, while the workers go on with what it has let in, for as long as [`Limits`] says; the other services,
+//! which still need the broker to give back what they hold; then the broker. Each has a last instant after which it is
+//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`]. A child that cannot work (exit code 2) before the
 //! fleet was ready ends everything: a restart loop would only hide its one line of explanation.
 
 use std::time::Duration;
@@ -38,8 +40,32 @@ pub struct ChildId(pub usize);
 pub enum Layer {
     /// The message broker: starts first, stops last.
     Broker,
-    /// Needs the broker.
+    /// Needs the broker and takes requests in: stops before those who work on them.
+    Front,
+    /// Needs the broker, and loads something before it works.
     Service,
+}
+
+/// How a fleet starts and stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Services that may load at once, after a death too.
+    pub loading_max: usize,
+    /// One that loads for longer keeps the others waiting no more.
+    pub loading_time_max: Duration,
+    /// From the wish to stop until the workers are to stop, if those who take requests are not done before.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    /// All at once, as suits a few workers and a person who waits.
+    fn default() -> Self {
+        Self {
+            loading_max: usize::MAX,
+            loading_time_max: Duration::ZERO,
+            drain: Duration::ZERO,
+        }
+    }
 }
 
 /// How a process ended.
@@ -62,6 +88,8 @@ pub enum Event {
     BrokerReady,
     /// Every child does its work for the first time.
     FleetReady,
+    /// A child has loaded what it works with.
+    Loaded(ChildId),
     /// A child ended.
     Exited(ChildId, Exit),
     /// A child does not answer any more.
@@ -105,6 +133,8 @@ pub enum Action {
 pub struct Supervisor {
     children: Vec<Child>,
     phase: Phase,
+    limits: Limits,
+    broker_ready: bool,
 }
 
 #[derive(Debug)]
@@ -117,10 +147,11 @@ struct Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// For the broker.
+    /// For the broker, or for others to load.
     Waiting,
     Running {
         since: Instant,
+        loaded: bool,
     },
     Backoff {
         until: Instant,
@@ -142,6 +173,8 @@ enum Phase {
 struct Stopping {
     ending: Ending,
     since: Instant,
+    /// Until then the workers go on; those who took requests are killed then.
+    drain_until: Option<Instant>,
     services_kill_at: Option<Instant>,
     kill_at: Option<Instant>,
     broker_terminated: bool,
@@ -149,7 +182,7 @@ struct Stopping {
 
 impl Supervisor {
     /// Of children in these layers.
-    pub fn new(layers: impl IntoIterator<Item = Layer>) -> Self {
+    pub fn new(layers: impl IntoIterator<Item = Layer>, limits: Limits) -> Self {
         let child = |layer| Child {
             layer,
             life: Life::Waiting,
@@ -158,6 +191,8 @@ impl Supervisor {
         Self {
             children: layers.into_iter().map(child).collect(),
             phase: Phase::Starting,
+            limits,
+            broker_ready: false,
         }
     }
 
@@ -165,8 +200,10 @@ impl Supervisor {
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
-            Event::Begin => self.start_waiting(Layer::Broker, now, &mut actions),
-            Event::BrokerReady => self.start_waiting(Layer::Service, now, &mut actions),
+            // With the first look at who is due, below.
+            Event::Begin => {}
+            Event::BrokerReady => self.broker_ready = true,
+            Event::Loaded(id) => self.loaded(id),
             Event::FleetReady => {
                 if matches!(self.phase, Phase::Starting) {
                     self.phase = Phase::Serving;
@@ -175,8 +212,9 @@ impl Supervisor {
             Event::Exited(id, exit) => self.exited(id, exit, now, &mut actions),
             Event::Hung(id) => self.hung(id, now, &mut actions),
             Event::Stop(ending) => self.stop(ending, now, &mut actions),
-            Event::Timer => self.restart_due(now, &mut actions),
+            Event::Timer => {}
         }
+        self.start_due(now, &mut actions);
         self.advance_stop(now, &mut actions);
         actions
     }
@@ -184,19 +222,11 @@ impl Supervisor {
     /// When [`Event::Timer`] is due next.
     pub fn next_timer(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Starting | Phase::Serving => {
-                let due = |child: &Child| {
-                    if let Life::Backoff { until } = child.life {
-                        Some(until)
-                    } else {
-                        None
-                    }
-                };
-                self.children.iter().filter_map(due).min()
-            }
+            Phase::Starting | Phase::Serving => self.next_start(),
             Phase::Stopping(stopping) => stopping
-                .services_kill_at
+                .drain_until
                 .into_iter()
+                .chain(stopping.services_kill_at)
                 .chain(stopping.kill_at)
                 .min(),
             Phase::Finished => None,
@@ -207,24 +237,64 @@ impl Supervisor {
         matches!(self.phase, Phase::Starting | Phase::Serving)
     }
 
-    fn start_waiting(&mut self, layer: Layer, now: Instant, actions: &mut Vec<Action>) {
-        if !self.is_up() {
-            return;
-        }
-        for (index, child) in self.children.iter_mut().enumerate() {
-            if child.layer == layer && child.life == Life::Waiting {
-                child.life = Life::Running { since: now };
-                actions.push(Action::Start(ChildId(index)));
-            }
+    /// When somebody may start next: after its pause, or when one that loads has done so for too long.
+    fn next_start(&self) -> Option<Instant> {
+        let pauses = self.children.iter().filter_map(|child| match child.life {
+            Life::Backoff { until } => Some(until),
+            Life::Waiting | Life::Running { .. } | Life::Ended => None,
+        });
+        let queued = self.broker_ready
+            && self
+                .children
+                .iter()
+                .any(|child| child.life == Life::Waiting && child.layer == Layer::Service);
+        let slots = self
+            .children
+            .iter()
+            .filter_map(|child| child.loads_until(self.limits));
+        let slots = slots.filter(|_| queued);
+        pauses.chain(slots).min()
+    }
+
+    fn loaded(&mut self, id: ChildId) {
+        if let Life::Running { loaded, .. } = &mut self.children[id.0].life {
+            *loaded = true;
         }
     }
 
-    fn restart_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    /// Starts who is due and may: a service only while few enough others load.
+    fn start_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if !self.is_up() {
+            return;
+        }
+        let loading = |child: &&Child| {
+            child
+                .loads_until(self.limits)
+                .is_some_and(|until| until > now)
+        };
+        let loading = self.children.iter().filter(loading).count();
+        let mut slots = self.limits.loading_max.saturating_sub(loading);
         for (index, child) in self.children.iter_mut().enumerate() {
-            if matches!(child.life, Life::Backoff { until } if until <= now) {
-                child.life = Life::Running { since: now };
-                actions.push(Action::Start(ChildId(index)));
+            let due = match child.life {
+                Life::Waiting => child.layer == Layer::Broker || self.broker_ready,
+                Life::Backoff { until } => until <= now,
+                Life::Running { .. } | Life::Ended => false,
+            };
+            if !due {
+                continue;
             }
+            if child.layer == Layer::Service {
+                if slots == 0 {
+                    child.life = Life::Waiting;
+                    continue;
+                }
+                slots -= 1;
+            }
+            child.life = Life::Running {
+                since: now,
+                loaded: false,
+            };
+            actions.push(Action::Start(ChildId(index)));
         }
     }
 
@@ -232,7 +302,7 @@ impl Supervisor {
         let starting = matches!(self.phase, Phase::Starting);
         let up = self.is_up();
         let child = &mut self.children[id.0];
-        let Life::Running { since } = child.life else {
+        let Life::Running { since, .. } = child.life else {
             return;
         };
         child.life = Life::Ended;
@@ -256,7 +326,7 @@ impl Supervisor {
 
     /// Its end is an exit like any other: it is started again.
     fn hung(&self, id: ChildId, now: Instant, actions: &mut Vec<Action>) {
-        let Life::Running { since } = self.children[id.0].life else {
+        let Life::Running { since, .. } = self.children[id.0].life else {
             return;
         };
         if self.is_up() && now.duration_since(since) >= HANG_MIN {
@@ -271,24 +341,24 @@ impl Supervisor {
                 if now.duration_since(stopping.since) < IMPATIENT_AFTER {
                     return;
                 }
+                stopping.drain_until = stopping.drain_until.map(|at| at.min(now));
                 stopping.services_kill_at = stopping.services_kill_at.map(|at| at.min(now));
                 stopping.kill_at = stopping.kill_at.map(|at| at.min(now));
                 return;
             }
             Phase::Finished => return,
         }
-        let services_kill_at = Some(now + SERVICES_STOP_MAX);
-        let kill_at = Some(now + STOP_MAX);
         self.phase = Phase::Stopping(Stopping {
             ending,
             since: now,
-            services_kill_at,
-            kill_at,
+            drain_until: Some(now + self.limits.drain),
+            services_kill_at: None,
+            kill_at: None,
             broker_terminated: false,
         });
         for (index, child) in self.children.iter_mut().enumerate() {
             match child.life {
-                Life::Running { .. } if child.layer == Layer::Service => {
+                Life::Running { .. } if child.layer == Layer::Front => {
                     actions.push(Action::Terminate(ChildId(index)))
                 }
                 Life::Running { .. } => {}
@@ -308,12 +378,24 @@ impl Supervisor {
         ids.map(|(index, _)| ChildId(index)).collect()
     }
 
-    /// What a stop has come to: kills what is late, lets the broker go when nobody needs it, ends when all are gone.
+    /// What a stop has come to: lets the workers go when nobody waits for them, kills what is late, lets the broker go when
+    /// nobody needs it, ends when all are gone.
     fn advance_stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let (services, broker) = (self.running(Layer::Service), self.running(Layer::Broker));
+        let (fronts, workers) = (self.running(Layer::Front), self.running(Layer::Service));
+        let broker = self.running(Layer::Broker);
         let Phase::Stopping(stopping) = &mut self.phase else {
             return;
         };
+        if let Some(until) = stopping.drain_until {
+            if until > now && !fronts.is_empty() && !workers.is_empty() {
+                return;
+            }
+            stopping.drain_until = None;
+            stopping.services_kill_at = Some(now + SERVICES_STOP_MAX);
+            stopping.kill_at = Some(now + STOP_MAX);
+            actions.extend(workers.iter().copied().map(Action::Terminate));
+        }
+        let services = [fronts, workers].concat();
         let services_late = stopping.services_kill_at.is_none_or(|at| at <= now);
         if services_late && stopping.services_kill_at.take().is_some() {
             actions.extend(services.iter().copied().map(Action::Kill));
@@ -329,6 +411,19 @@ impl Supervisor {
         if services.is_empty() && broker.is_empty() {
             actions.push(Action::Finish(stopping.ending));
             self.phase = Phase::Finished;
+        }
+    }
+}
+
+impl Child {
+    /// Until when it counts as one that loads, if it does.
+    fn loads_until(&self, limits: Limits) -> Option<Instant> {
+        match self.life {
+            Life::Running {
+                since,
+                loaded: false,
+            } if self.layer == Layer::Service => Some(since + limits.loading_time_max),
+            Life::Waiting | Life::Running { .. } | Life::Backoff { .. } | Life::Ended => None,
         }
     }
 }

@@ -15,7 +15,10 @@ struct Fleet {
 
 impl Fleet {
     fn new() -> Self {
-        let supervisor = Supervisor::new([Layer::Broker, Layer::Service, Layer::Service]);
+        let supervisor = Supervisor::new(
+            [Layer::Broker, Layer::Service, Layer::Service],
+            Limits::default(),
+        );
         Self {
             supervisor,
             started_at: Instant::now(),
@@ -65,7 +68,7 @@ fn services_start_when_the_broker_is_ready() {
 
 #[test]
 fn a_fleet_on_someone_elses_broker_has_only_services() {
-    let mut supervisor = Supervisor::new([Layer::Service]);
+    let mut supervisor = Supervisor::new([Layer::Service], Limits::default());
     let now = Instant::now();
     assert_eq!(supervisor.apply(Event::Begin, now), []);
     assert_eq!(
@@ -270,4 +273,109 @@ fn a_child_that_hangs_is_killed_and_started_again() {
         [],
         "a stop has deadlines of its own"
     );
+}
+
+/// A broker, a gateway and four workers, of which two may load at once.
+fn staggered() -> Fleet {
+    let layers = [Layer::Broker, Layer::Front].into_iter();
+    let limits = Limits {
+        loading_max: 2,
+        loading_time_max: Duration::from_secs(60),
+        drain: Duration::from_secs(20),
+    };
+    let supervisor = Supervisor::new(layers.chain([Layer::Service; 4]), limits);
+    let mut fleet = Fleet {
+        supervisor,
+        started_at: Instant::now(),
+    };
+    fleet.at(0, Event::Begin);
+    fleet
+}
+
+fn worker(number: usize) -> ChildId {
+    ChildId(2 + number)
+}
+
+#[test]
+fn so_many_workers_load_at_once_and_the_gateway_waits_for_none() {
+    let mut fleet = staggered();
+    let first = [GATEWAY, worker(0), worker(1)].map(Action::Start);
+    assert_eq!(fleet.at(0, Event::BrokerReady), first);
+    assert_eq!(fleet.next_timer_millis(), Some(60_000));
+    let table = [
+        (
+            5_000,
+            Event::Loaded(worker(1)),
+            vec![Action::Start(worker(2))],
+        ),
+        (5_001, Event::Loaded(worker(1)), vec![]),
+        // The first loads for too long, and is waited for no more.
+        (60_000, Event::Timer, vec![Action::Start(worker(3))]),
+        (60_001, Event::Loaded(worker(0)), vec![]),
+    ];
+    for (millis, event, wanted) in table {
+        assert_eq!(fleet.at(millis, event), wanted, "{millis} {event:?}");
+    }
+    assert_eq!(fleet.next_timer_millis(), None, "nobody waits");
+}
+
+#[test]
+fn workers_that_die_together_load_so_many_at_once_again() {
+    let mut fleet = staggered();
+    fleet.at(0, Event::BrokerReady);
+    for number in 0..4 {
+        fleet.at(1, Event::Loaded(worker(number)));
+    }
+    fleet.at(2, Event::Loaded(worker(2)));
+    fleet.at(2, Event::Loaded(worker(3)));
+    fleet.at(3, Event::FleetReady);
+    for number in 0..4 {
+        let actions = fleet.at(70_000, Event::Exited(worker(number), KILLED));
+        assert_eq!(actions.len(), 1, "told, not started: {actions:?}");
+    }
+    assert_eq!(fleet.next_timer_millis(), Some(70_200));
+    let started = fleet.at(70_200, Event::Timer);
+    assert_eq!(started, [worker(0), worker(1)].map(Action::Start));
+    // No timer for those who are due and have no place: that would be a busy loop.
+    assert_eq!(fleet.next_timer_millis(), Some(130_200));
+    // One that dies while it loads gives its place away, and waits for its own pause.
+    let actions = fleet.at(71_000, Event::Exited(worker(0), KILLED));
+    assert!(actions.contains(&Action::Start(worker(2))), "{actions:?}");
+}
+
+#[test]
+fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
+    for (done_at, workers_stop_at) in [(Some(8_000), 8_000), (None, 21_000)] {
+        let mut fleet = staggered();
+        fleet.at(0, Event::BrokerReady);
+        for number in 0..4 {
+            fleet.at(1, Event::Loaded(worker(number)));
+        }
+        fleet.at(2, Event::FleetReady);
+        let asked = fleet.at(1_000, Event::Stop(Ending::Asked));
+        assert_eq!(asked, [Action::Terminate(GATEWAY)]);
+        assert_eq!(fleet.next_timer_millis(), Some(21_000));
+        // Nobody is started again meanwhile.
+        assert_eq!(fleet.at(2_000, Event::Exited(worker(3), KILLED)), []);
+        let stopped = match done_at {
+            Some(at) => fleet.at(at, Event::Exited(GATEWAY, Exit::Code(0))),
+            None => fleet.at(workers_stop_at, Event::Timer),
+        };
+        assert_eq!(
+            stopped,
+            [worker(0), worker(1), worker(2)].map(Action::Terminate)
+        );
+        let kills_at = u128::from(workers_stop_at) + SERVICES_STOP_MAX.as_millis();
+        assert_eq!(fleet.next_timer_millis(), Some(kills_at));
+    }
+}
+
+#[test]
+fn an_impatient_user_ends_the_drain() {
+    let mut fleet = staggered();
+    fleet.at(0, Event::BrokerReady);
+    fleet.at(1_000, Event::Stop(Ending::Asked));
+    assert_eq!(fleet.at(1_500, Event::Stop(Ending::Asked)), []);
+    let hurried = fleet.at(3_000, Event::Stop(Ending::Asked));
+    assert_eq!(hurried, [worker(0), worker(1)].map(Action::Terminate));
 }

@@ -6,19 +6,29 @@ mod give_back;
 pub mod keeper;
 pub mod watcher;
 
-use messaging::{Bus, BusConfig};
+use messaging::{Access, Bus, BusConfig};
 use protocol::{Role, topology::Topology};
 use service::{Shutdown, exit::Failure};
 
 pub use self::give_back::give_back_for;
 pub(crate) use self::give_back::give_back_for_process;
-use crate::{args::WatchArgs, nats::shown, terminal};
+use crate::{
+    args::WatchArgs,
+    nats::{self, shown},
+    terminal,
+};
 
 /// Runs until it is told to stop.
 pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
     let topology = Topology::with(&args.bus.prefix, args.topology.options());
+    let access = nats::access(&args.bus);
+    let system_access = Access {
+        credentials: args.system_credentials,
+        ca: args.bus.nats_ca.clone(),
+    };
     let config = BusConfig::new(args.bus.nats_urls.clone(), args.bus.prefix, Role::Operator);
+    let config = config.with_access(access);
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;
@@ -29,7 +39,7 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
             terminal::note("no --system-url: jobs of dead workers wait for their ack deadline");
             return std::future::pending().await;
         }
-        watcher::watch(&bus, &args.system_urls).await
+        watcher::watch(&bus, &args.system_urls, &system_access).await
     };
     let ended = tokio::select! {
         () = shutdown.token.cancelled() => Ok(()),

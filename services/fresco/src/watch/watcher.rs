@@ -1,6 +1,6 @@
 //! The thin loop around [`Absences::apply`]: hears the broker's events and gives back for the dead.
 
-use messaging::{Bus, BusError, SystemEvent, SystemWatch};
+use messaging::{Access, Bus, BusError, SystemEvent, SystemWatch};
 use service::without_credentials;
 use tokio::time::{Instant, sleep_until};
 
@@ -14,8 +14,8 @@ use crate::terminal;
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Watches the deployment of `bus` from the system account at `urls`, until the connection is closed for good.
-pub async fn watch(bus: &Bus, urls: &[String]) -> Result<(), BusError> {
-    let mut system = SystemWatch::connect(urls, bus.prefix().clone()).await?;
+pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), BusError> {
+    let mut system = SystemWatch::connect(urls, access, bus.prefix().clone()).await?;
     let (mut absences, mut patience) = (Absences::default(), Some(Instant::now() + PATIENCE));
     loop {
         let event = tokio::select! {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use messaging::{Bus, BusConfig, Joining, Membership, WorkQueue};
+use messaging::{Access, Bus, BusConfig, Joining, Membership, WorkQueue};
 use protocol::{
     CurrentWork, DenoiseJob, DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, Prefix,
     PriorTokens, PriorUsage, Role, Seed, Subject, WorkerPresence, WorkerState,
@@ -55,6 +55,7 @@ async fn process() {
 pub fn joining(url: &str) -> Joining {
     Joining {
         urls: vec![url.to_owned()],
+        access: Access::default(),
         prefix: prefix(),
         role: Role::Denoiser,
         device: "cpu".to_owned(),

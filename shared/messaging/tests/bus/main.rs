@@ -3,6 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../common/secured.rs"]
+mod secured;
+
+mod inspect;
 mod lives;
 mod presence;
 mod priors;
@@ -11,6 +15,7 @@ mod publish;
 mod queue;
 mod queues;
 mod results;
+mod roles;
 mod site;
 mod system;
 mod trace;

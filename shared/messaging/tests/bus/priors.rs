@@ -4,7 +4,7 @@ use protocol::{PriorId, PriorTokens, PriorUsage, StoredPrior, topology::Topology
 use crate::site::{Site, prefix};
 
 /// The tokens of a picture of 1024 x 1024: 2 KB.
-fn prior(number: u16) -> StoredPrior {
+pub(crate) fn prior(number: u16) -> StoredPrior {
     StoredPrior {
         id: PriorId::from_u128(number.into()),
         tokens: PriorTokens::new(32, 32, vec![number; 1024]).expect("fills the grid"),

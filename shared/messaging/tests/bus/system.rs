@@ -1,4 +1,4 @@
-use messaging::{Bus, BusConfig, SystemEvent, SystemWatch};
+use messaging::{Access, Bus, BusConfig, SystemEvent, SystemWatch};
 use protocol::{Prefix, Role};
 
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 async fn watching(urls: &[String]) -> SystemWatch {
-    let mut system = SystemWatch::connect(urls, prefix())
+    let mut system = SystemWatch::connect(urls, &Access::default(), prefix())
         .await
         .expect("the address is one");
     let first = within("the system account answers", system.next()).await;

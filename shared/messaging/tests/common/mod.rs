@@ -8,8 +8,9 @@
 
 use std::{
     io::{BufRead, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::mpsc,
     thread,
 };
 
@@ -34,11 +35,32 @@ jetstream { max_mem: 1G, max_file: 1T, sync_interval: always }
 const SYSTEM_USER: &str = "watcher";
 const SYSTEM_PASSWORD: &str = "secret";
 
+/// Longer than any pause of a loaded machine.
+const VIOLATION_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// More than a test reads.
+const VIOLATIONS_KEPT_MAX: usize = 64;
+
 /// A running nats-server.
 pub struct Broker {
-    dir: TempDir,
+    /// Goes with it.
+    _dir: TempDir,
     port: u16,
     child: Child,
+    launch: Launch,
+    log: mpsc::Receiver<String>,
+}
+
+/// How a server is started, and again after it was killed.
+pub struct Launch {
+    pub config: PathBuf,
+    /// The paths in the configuration start here.
+    pub folder: PathBuf,
+    pub environment: Vec<(String, String)>,
+    /// Where it stores, if the configuration does not say.
+    pub store: Option<PathBuf>,
+    /// Of its address for clients.
+    pub scheme: &'static str,
 }
 
 impl Broker {
@@ -62,20 +84,47 @@ impl Broker {
     pub fn start_at(port: u16, more_config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
         let config = format!("{CONFIG}{}\n{more_config}\n", system_account());
-        std::fs::write(config_file(&dir), config).expect("the configuration can be written");
-        let (child, port) = spawn(&dir, i32::from(port));
-        Self { dir, port, child }
+        Self::start_in(dir, &config, i32::from(port))
     }
 
     fn start_with(config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
-        std::fs::write(config_file(&dir), config).expect("the configuration can be written");
-        let (child, port) = spawn(&dir, -1);
-        Self { dir, port, child }
+        Self::start_in(dir, config, -1)
+    }
+
+    fn start_in(dir: TempDir, config: &str, port: i32) -> Self {
+        let file = dir.path().join("nats.conf");
+        std::fs::write(&file, config).expect("the configuration can be written");
+        let launch = Launch {
+            config: file,
+            folder: dir.path().to_owned(),
+            environment: Vec::new(),
+            store: Some(dir.path().join("store")),
+            scheme: "nats",
+        };
+        Self::launch(dir, launch, port)
+    }
+
+    /// As `launch` says; -1 is any free port.
+    pub fn launch(dir: TempDir, launch: Launch, port: i32) -> Self {
+        let (child, port, log) = spawn(&launch, port);
+        Self {
+            _dir: dir,
+            port,
+            child,
+            launch,
+            log,
+        }
     }
 
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("{}://127.0.0.1:{}", self.launch.scheme, self.port)
+    }
+
+    /// What it says next of something that a client may not do: who and which subject. Waits for it.
+    pub fn next_violation(&self) -> String {
+        let told = self.log.recv_timeout(VIOLATION_WITHIN);
+        told.expect("the server tells of a violation")
     }
 
     pub fn system_url(&self) -> String {
@@ -97,9 +146,9 @@ impl Broker {
 
     /// After [`Broker::kill`] or [`Broker::stop`]: the same port and store.
     pub fn start_again(&mut self) {
-        let (child, port) = spawn(&self.dir, i32::from(self.port));
+        let (child, port, log) = spawn(&self.launch, i32::from(self.port));
         assert_eq!(port, self.port, "the server listens where it did before");
-        self.child = child;
+        (self.child, self.log) = (child, log);
     }
 
     /// As an operator ends it.
@@ -169,18 +218,19 @@ fn server() -> PathBuf {
     server
 }
 
-fn config_file(dir: &TempDir) -> PathBuf {
-    dir.path().join("nats.conf")
-}
-
 /// Starts the server and waits for it to say that it is ready. Port -1 is any free one.
-fn spawn(dir: &TempDir, port: i32) -> (Child, u16) {
+fn spawn(launch: &Launch, port: i32) -> (Child, u16, mpsc::Receiver<String>) {
+    let store = launch
+        .store
+        .iter()
+        .flat_map(|store| [Path::new("-sd"), store]);
     let mut child = Command::new(server())
         .args(["-a", "127.0.0.1", "-p", &port.to_string()])
         .arg("-c")
-        .arg(config_file(dir))
-        .arg("-sd")
-        .arg(dir.path().join("store"))
+        .arg(&launch.config)
+        .args(store)
+        .envs(launch.environment.iter().cloned())
+        .current_dir(&launch.folder)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -205,7 +255,15 @@ fn spawn(dir: &TempDir, port: i32) -> (Child, u16) {
             break;
         }
     }
-    // Somebody has to read the pipe, or the server blocks on its log.
-    thread::spawn(move || log.for_each(drop));
-    (child, port.expect("the server tells its port"))
+    // Somebody has to read the pipe, or the server blocks on its log. Most tests read nothing of it: what is told of
+    // violations is kept, and there are few.
+    let (tell, told) = mpsc::sync_channel(VIOLATIONS_KEPT_MAX);
+    thread::spawn(move || {
+        for line in log.map_while(Result::ok) {
+            if line.contains("Violation") {
+                drop(tell.try_send(line));
+            }
+        }
+    });
+    (child, port.expect("the server tells its port"), told)
 }

@@ -1,0 +1,164 @@
+//! `fresco nats`: sets up and checks what a deployment needs on its broker.
+
+mod keys;
+
+use std::time::Duration;
+
+use messaging::{Access, Bus, BusConfig, Difference, Finding, ProvisionError, State, Wanted};
+use protocol::{
+    Role,
+    topology::{Topology, TopologyOptions},
+};
+use service::{BusArgs, exit::Failure};
+use tokio::time::timeout;
+
+use crate::{args::NatsCommand, terminal};
+
+/// A broker is there or is not; an operator does not want to wait for one.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Carries out one of its commands.
+pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
+    match command {
+        NatsCommand::Init { bus, topology } => init(&bus, topology.options()).await,
+        NatsCommand::Check { bus, wanted } => check(&bus, wanted.wanted()).await,
+        NatsCommand::Keys { out } => keys::make(&out),
+    }
+}
+
+async fn init(args: &BusArgs, options: TopologyOptions) -> Result<(), Failure> {
+    let bus = connect(args).await?;
+    let made = bus.provision(&Topology::with(&args.prefix, options)).await;
+    match made {
+        Ok(()) | Err(ProvisionError::Differs { .. }) => {}
+        Err(error @ (ProvisionError::Missing { .. } | ProvisionError::Bus(_))) => {
+            return Err(Failure::failed(&error));
+        }
+    }
+    // What differs is told with all that does, not only the first.
+    let wanted = Wanted {
+        ack_wait: Some(options.ack_wait),
+        result_ttl: Some(options.result_ttl),
+        replicas: Some(options.replicas),
+    };
+    let told = tell(&bus, wanted).await;
+    bus.close().await;
+    told
+}
+
+async fn check(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
+    let bus = connect(args).await?;
+    let told = tell(&bus, wanted).await;
+    bus.close().await;
+    told
+}
+
+/// Says how everything is; what is not as it should be is a failure.
+async fn tell(bus: &Bus, wanted: Wanted) -> Result<(), Failure> {
+    let findings = bus.inspect(wanted).await;
+    let findings = findings.map_err(|error| Failure::failed(&error))?;
+    report(&findings).iter().for_each(terminal::say);
+    let count = |state: fn(&State) -> bool| {
+        findings
+            .iter()
+            .filter(|finding| state(&finding.state))
+            .count()
+    };
+    let missing = count(|state| *state == State::Missing);
+    let differ = count(|state| matches!(state, State::Differs(_)));
+    match (missing, differ) {
+        (0, 0) => Ok(()),
+        (_, 0) => Err(Failure::Failed(format!(
+            "{missing} missing: run `fresco nats init`"
+        ))),
+        _ => Err(Failure::Failed(format!(
+            "{differ} with other settings and {missing} missing; left as they are"
+        ))),
+    }
+}
+
+/// A line for what is as it should be; for what is not, a diff from what is there to what is wanted.
+fn report(findings: &[Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for Finding { name, state } in findings {
+        match state {
+            State::AsWanted => lines.push(format!("{name} is as it should be")),
+            State::Missing => lines.push(format!("{name} is missing")),
+            State::Differs(differences) => {
+                lines.push(format!("{name} differs:"));
+                for Difference {
+                    field,
+                    found,
+                    wanted,
+                } in differences
+                {
+                    lines.push(format!("  - {field}: {found}"));
+                    lines.push(format!("  + {field}: {wanted}"));
+                }
+            }
+        }
+    }
+    lines
+}
+
+/// Who the command line is to the broker.
+pub(crate) fn access(args: &BusArgs) -> Access {
+    Access {
+        credentials: args.nats_credentials.clone(),
+        ca: args.nats_ca.clone(),
+    }
+}
+
+/// A connection to a broker that is there.
+pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
+    let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
+    let config = config.with_access(access(args));
+    let bus = Bus::connect(&config)
+        .await
+        .map_err(|error| Failure::unusable(&error))?;
+    let connected = timeout(CONNECT_MAX, bus.connected()).await;
+    connected.map_err(|_| {
+        Failure::Failed(format!(
+            "--nats-url {}: no NATS server answers there",
+            shown(&args.nats_urls)
+        ))
+    })?;
+    Ok(bus)
+}
+
+/// Broker URLs for people: without credentials.
+pub(crate) fn shown(urls: &[String]) -> String {
+    let urls = urls.iter().map(|url| service::without_credentials(url));
+    urls.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_shown_as_a_diff() {
+        let finding = |name: &str, state| Finding {
+            name: name.to_owned(),
+            state,
+        };
+        let difference = Difference {
+            field: "max_msgs".to_owned(),
+            wanted: "20000".to_owned(),
+            found: "7".to_owned(),
+        };
+        let findings = [
+            finding("stream fresco-AR", State::Differs(vec![difference])),
+            finding("bucket fresco-jobs", State::Missing),
+            finding("consumer fresco-DN/all", State::AsWanted),
+        ];
+        let lines = [
+            "stream fresco-AR differs:",
+            "  - max_msgs: 7",
+            "  + max_msgs: 20000",
+            "bucket fresco-jobs is missing",
+            "consumer fresco-DN/all is as it should be",
+        ];
+        assert_eq!(report(&findings), lines);
+    }
+}

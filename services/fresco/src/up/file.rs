@@ -1,0 +1,309 @@
+//! The declarative file of a fleet, as `fresco up --fleet` and `fresco fleet systemd` read it: what runs, on which devices,
+//! how it starts and stops. Read and checked as a whole, so that a mistake in its last line is told before the first process
+//! starts. It knows no process.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use protocol::Prefix;
+use serde::Deserialize;
+use service::{Admission, exit::Failure};
+
+use super::{
+    site::{Pinned, Site},
+    supervisor::Limits,
+};
+use crate::args::{Engine, UpArgs};
+
+/// A fleet file weighs one or two KiB.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
+
+/// Denoisers of one machine; `--denoisers` has the same limit.
+const DENOISERS_MAX: usize = 64;
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FleetFile {
+    #[serde(default = "fresco")]
+    prefix: String,
+    engine: EngineName,
+    model: Option<PathBuf>,
+    times: Option<PathBuf>,
+    time_scale: Option<f64>,
+    faults: Option<PathBuf>,
+    #[serde(default)]
+    broker: Broker,
+    gateway: Gateway,
+    ar: Ar,
+    denoisers: Denoisers,
+    pin: Option<Pin>,
+    #[serde(default)]
+    start: Start,
+    #[serde(default)]
+    stop: Stop,
+}
+
+fn fresco() -> String {
+    "fresco".to_owned()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EngineName {
+    Native,
+    Srt,
+    Replay,
+}
+
+/// Without URLs one is started.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Broker {
+    #[serde(default)]
+    urls: Vec<String>,
+    /// Folder of `fresco nats keys`.
+    credentials: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    replicas: Option<u8>,
+    ack_wait_s: Option<u64>,
+    result_ttl_s: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Gateway {
+    listen: SocketAddr,
+    health_listen: Option<SocketAddr>,
+    public_url: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ar {
+    #[serde(default)]
+    devices: Vec<u16>,
+    #[serde(default)]
+    srt_urls: Vec<String>,
+    slots_max: Option<u16>,
+    admission: Option<AdmissionName>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AdmissionName {
+    Continuous,
+    Batched,
+}
+
+/// One on each device.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Denoisers {
+    devices: Vec<u16>,
+}
+
+/// How a process is kept to its devices: the variable by which it sees only them, and what it then calls the first.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pin {
+    variable: String,
+    device: String,
+    dtype: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Start {
+    /// Workers that load a model at once.
+    loading_max: usize,
+    /// One that loads for longer keeps the others waiting no more.
+    loading_s: u64,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self {
+            loading_max: 2,
+            loading_s: 600,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Stop {
+    /// What the gateway has let in may take this long; the workers go on meanwhile.
+    drain_s: u64,
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self { drain_s: 60 }
+    }
+}
+
+/// Reads the file at `path` into the command line, and what the command line has no flags for.
+pub(crate) fn read(path: &Path, args: &UpArgs) -> Result<(UpArgs, Site), Failure> {
+    let unusable = |text: String| Failure::Unusable(format!("--fleet {}: {text}", path.display()));
+    let size = fs::metadata(path)
+        .map_err(|error| unusable(error.to_string()))?
+        .len();
+    if size > FILE_BYTES_MAX {
+        return Err(unusable(format!("larger than {FILE_BYTES_MAX} bytes")));
+    }
+    let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+    // Whole paths: units are read elsewhere.
+    let whole = path
+        .canonicalize()
+        .map_err(|error| unusable(error.to_string()))?;
+    let folder = whole.parent().unwrap_or(Path::new("/"));
+    parse(&text, folder, args).map_err(unusable)
+}
+
+fn parse(text: &str, folder: &Path, args: &UpArgs) -> Result<(UpArgs, Site), String> {
+    let file: FleetFile = toml::from_str(text).map_err(|error| error.to_string())?;
+    check(&file)?;
+    let site = site(&file, folder);
+    let args = merge(file, folder, args)?;
+    Ok((args, site))
+}
+
+/// What cannot work, by the name it has in the file.
+fn check(file: &FleetFile) -> Result<(), String> {
+    let replays = file.engine == EngineName::Replay;
+    if replays != file.times.is_some() {
+        return Err("`times` goes with engine = \"replay\", and only with it".to_owned());
+    }
+    if replays == file.model.is_some() {
+        return Err("`model` goes with every engine but \"replay\"".to_owned());
+    }
+    if (file.engine == EngineName::Srt) == file.ar.srt_urls.is_empty() {
+        return Err("`ar.srt_urls` goes with engine = \"srt\", and only with it".to_owned());
+    }
+    let scale = file.time_scale.unwrap_or(1.0);
+    if !(scale > 0.0 && scale.is_finite()) {
+        return Err("`time_scale` is not a number above 0".to_owned());
+    }
+    match file.denoisers.devices.len() {
+        1..=DENOISERS_MAX => {}
+        count => {
+            return Err(format!(
+                "`denoisers.devices` has {count}, not 1 to {DENOISERS_MAX}"
+            ));
+        }
+    }
+    let mut users = BTreeMap::new();
+    let ar = file.ar.devices.iter().map(|device| (device, "ar"));
+    let denoisers = file
+        .denoisers
+        .devices
+        .iter()
+        .map(|device| (device, "denoisers"));
+    for (device, user) in ar.chain(denoisers) {
+        if let Some(other) = users.insert(device, user) {
+            return Err(format!(
+                "device {device} is in `{other}.devices` and again in `{user}.devices`"
+            ));
+        }
+    }
+    if file.broker.urls.is_empty()
+        && (file.broker.credentials.is_some() || file.broker.ca.is_some())
+    {
+        return Err("`broker.credentials` and `broker.ca` go with `broker.urls`".to_owned());
+    }
+    if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
+        return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
+    }
+    if !(1..=DENOISERS_MAX + 1).contains(&file.start.loading_max) {
+        return Err("`start.loading_max` is not 1 or more".to_owned());
+    }
+    Ok(())
+}
+
+fn site(file: &FleetFile, folder: &Path) -> Site {
+    let pinned = |name: String, devices: &[u16]| {
+        let environment = file.pin.as_ref().map(|pin| {
+            let devices: Vec<_> = devices.iter().map(u16::to_string).collect();
+            (pin.variable.clone(), devices.join(","))
+        });
+        Pinned {
+            name,
+            environment: environment.into_iter().collect(),
+        }
+    };
+    // The devices of an SRT server are that one's own.
+    let ar_devices = match file.engine {
+        EngineName::Srt => &[],
+        EngineName::Native | EngineName::Replay => &file.ar.devices[..],
+    };
+    let ar_batcher = match ar_devices {
+        [] => Pinned::nowhere("ar-batcher".to_owned()),
+        devices => pinned("ar-batcher".to_owned(), devices),
+    };
+    let denoiser = |device: &u16| pinned(format!("denoiser-{device}"), &[*device]);
+    Site {
+        ar_batcher,
+        denoisers: file.denoisers.devices.iter().map(denoiser).collect(),
+        credentials: file
+            .broker
+            .credentials
+            .as_ref()
+            .map(|path| folder.join(path)),
+        ca: file.broker.ca.as_ref().map(|path| folder.join(path)),
+        replicas: file.broker.replicas.unwrap_or(1),
+        gateway_health: file.gateway.health_listen,
+        public_url: file.gateway.public_url.clone(),
+        limits: Limits {
+            loading_max: file.start.loading_max,
+            loading_time_max: Duration::from_secs(file.start.loading_s),
+            drain: Duration::from_secs(file.stop.drain_s),
+        },
+    }
+}
+
+fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String> {
+    let prefix: Prefix = file
+        .prefix
+        .parse()
+        .map_err(|error| format!("`prefix`: {error}"))?;
+    let count = u16::try_from(file.denoisers.devices.len()).map_err(|error| error.to_string())?;
+    let mut args = args.clone();
+    args.engine = match file.engine {
+        EngineName::Native => Engine::Native,
+        EngineName::Srt => Engine::Srt,
+        EngineName::Replay => Engine::Replay,
+    };
+    // Paths start at the file, wherever the command is called.
+    args.model = file.model.map(|path| folder.join(path));
+    args.replay.times = file.times.map(|path| folder.join(path));
+    args.replay.time_scale = file.time_scale.unwrap_or(1.0);
+    args.replay.faults = file.faults.map(|path| folder.join(path));
+    args.srt_urls = file.ar.srt_urls;
+    args.ar_slots_max = file.ar.slots_max;
+    args.admission = file.ar.admission.map(|admission| match admission {
+        AdmissionName::Continuous => Admission::Continuous,
+        AdmissionName::Batched => Admission::Batched,
+    });
+    args.denoisers = count;
+    args.listen = file.gateway.listen;
+    args.nats_urls = file.broker.urls;
+    args.prefix = prefix;
+    args.times.ack_wait_s = file.broker.ack_wait_s;
+    args.times.result_ttl_s = file.broker.result_ttl_s;
+    if let Some(pin) = file.pin
+        && file.engine != EngineName::Replay
+    {
+        (args.device, args.dtype) = (Some(pin.device), pin.dtype);
+    }
+    Ok(args)
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

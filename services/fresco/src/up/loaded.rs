@@ -1,0 +1,118 @@
+//! Tells the supervisor who has loaded: a worker says so itself, by showing up as one that takes work.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use messaging::Bus;
+use protocol::WorkerPresence;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    roster::Member,
+    supervisor::{ChildId, Event},
+};
+
+/// How often the list of workers is read: beside the minutes that a model loads for it is nothing.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Goes on until the supervisor is gone.
+pub(crate) async fn watch(
+    bus: Bus,
+    host: String,
+    roster: watch::Receiver<Vec<Member>>,
+    events: mpsc::Sender<Event>,
+) {
+    let mut told = BTreeMap::new();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = period.tick() => {}
+            () = events.closed() => return,
+        }
+        let Ok(workers) = bus.workers().await else {
+            continue;
+        };
+        let members = roster.borrow().clone();
+        for id in news(&members, &workers, &host, &mut told) {
+            events.send(Event::Loaded(id)).await.ok();
+        }
+    }
+}
+
+/// Who takes work in this life of its and has not been told of. `told` has the process of whom was told last.
+fn news(
+    members: &[Member],
+    workers: &[WorkerPresence],
+    host: &str,
+    told: &mut BTreeMap<ChildId, u32>,
+) -> Vec<ChildId> {
+    let loaded = |process: u32| {
+        workers.iter().any(|worker| {
+            worker.process == process && worker.host == host && worker.state.takes_work()
+        })
+    };
+    let mut news = Vec::new();
+    for member in members {
+        let Some(process) = member.process else {
+            continue;
+        };
+        if told.get(&member.id) != Some(&process) && loaded(process) {
+            told.insert(member.id, process);
+            news.push(member.id);
+        }
+    }
+    news
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::{Role, WorkerId, WorkerState};
+
+    use super::*;
+
+    #[test]
+    fn a_worker_is_told_of_once_in_each_of_its_lives() {
+        let worker = |process, host: &str, state| WorkerPresence {
+            worker: WorkerId::generate(Role::Denoiser),
+            role: Role::Denoiser,
+            state,
+            reason: None,
+            host: host.to_owned(),
+            process,
+            device: None,
+            model_revision: None,
+            health_address: None,
+            held: Vec::new(),
+            outputs_open: 0,
+        };
+        let member = |process| {
+            [Member {
+                id: ChildId(3),
+                name: "denoiser-2".to_owned(),
+                process,
+            }]
+        };
+        let mut told = BTreeMap::new();
+        let table = [
+            (None, worker(7, "here", WorkerState::Idle), 0),
+            (Some(7), worker(7, "here", WorkerState::Loading), 0),
+            (Some(7), worker(7, "elsewhere", WorkerState::Idle), 0),
+            (Some(7), worker(7, "here", WorkerState::Busy), 1),
+            (Some(7), worker(7, "here", WorkerState::Idle), 0),
+            (Some(8), worker(7, "here", WorkerState::Idle), 0),
+            (Some(8), worker(8, "here", WorkerState::Idle), 1),
+        ];
+        for (process, worker, count) in table {
+            let news = news(
+                &member(process),
+                std::slice::from_ref(&worker),
+                "here",
+                &mut told,
+            );
+            assert_eq!(news.len(), count, "{process:?} {worker:?}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a fleet file says and the command line has no flags for: who is kept to which devices, as whom the processes come to
+//! the broker, how they start and stop.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use messaging::Access;
+
+use super::supervisor::Limits;
+
+/// A worker, kept to its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    /// Of the process.
+    pub(crate) name: String,
+    /// Variables by which it sees only them.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+impl Pinned {
+    /// To none in particular.
+    pub(crate) fn nowhere(name: String) -> Self {
+        Self {
+            name,
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// Beside the flags of `fresco up`.
+#[derive(Debug, Clone)]
+pub(crate) struct Site {
+    pub(crate) ar_batcher: Pinned,
+    pub(crate) denoisers: Vec<Pinned>,
+    /// Folder with a credential for each role.
+    pub(crate) credentials: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
+    /// Servers that keep a copy of what is created.
+    pub(crate) replicas: u8,
+    /// Where the gateway answers probes; any free address without.
+    pub(crate) gateway_health: Option<SocketAddr>,
+    pub(crate) public_url: Option<String>,
+    pub(crate) limits: Limits,
+}
+
+impl Site {
+    /// What there is without a file: denoisers that share whatever there is, and start at once.
+    pub(crate) fn plain(denoisers: u16) -> Self {
+        let denoiser = |number| Pinned::nowhere(format!("denoiser-{number}"));
+        Self {
+            ar_batcher: Pinned::nowhere("ar-batcher".to_owned()),
+            denoisers: (0..denoisers).map(denoiser).collect(),
+            credentials: None,
+            ca: None,
+            replicas: 1,
+            gateway_health: None,
+            public_url: None,
+            limits: Limits::default(),
+        }
+    }
+
+    /// Of `role`, as `fresco nats keys` names them.
+    pub(crate) fn access(&self, role: &str) -> Access {
+        let credentials = self.credentials.as_ref();
+        Access {
+            credentials: credentials.map(|folder| folder.join(format!("{role}.nk"))),
+            ca: self.ca.clone(),
+        }
+    }
+}

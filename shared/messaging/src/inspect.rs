@@ -1,0 +1,144 @@
+//! Everything that is not on the broker as it should be, at one look. Changes nothing.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{consumer, stream};
+use bytes::Bytes;
+use protocol::topology::{Topology, TopologyOptions};
+use serde::Serialize;
+
+use crate::{
+    bus::{Bus, bucket_stream},
+    error::BusError,
+    provision::{
+        CONSUMER_FIELDS_FREE, Difference, SERVER, STREAM_FIELDS_FREE, bucket_config,
+        consumer_config, differences_of, stream_config,
+    },
+};
+
+/// What somebody wants of the streams; what is `None` may be as it is, because services read it from the broker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The ack deadline.
+    pub ack_wait: Option<Duration>,
+    /// How long results are kept, and what follows from that.
+    pub result_ttl: Option<Duration>,
+    /// Servers that keep a copy.
+    pub replicas: Option<u8>,
+}
+
+/// One thing on the broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Such as `stream fresco-AR`, `consumer fresco-AR/standard` or `bucket fresco-jobs`.
+    pub name: String,
+    /// How it is.
+    pub state: State,
+}
+
+/// How something is on the broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// As it should be.
+    AsWanted,
+    /// Not at all.
+    Missing,
+    /// There, and other than it should be.
+    Differs(Vec<Difference>),
+}
+
+impl State {
+    fn from(differences: Vec<Difference>) -> Self {
+        if differences.is_empty() {
+            Self::AsWanted
+        } else {
+            Self::Differs(differences)
+        }
+    }
+}
+
+impl Bus {
+    /// The server, every stream, bucket and consumer, in the order in which they are made.
+    pub async fn inspect(&self, wanted: Wanted) -> Result<Vec<Finding>, BusError> {
+        let defaults = TopologyOptions::default();
+        let options = TopologyOptions {
+            ack_wait: wanted.ack_wait.unwrap_or(defaults.ack_wait),
+            result_ttl: wanted.result_ttl.unwrap_or(defaults.result_ttl),
+            replicas: wanted.replicas.unwrap_or(defaults.replicas),
+        };
+        let topology = Topology::with(self.prefix(), options);
+        let mut findings = vec![Finding {
+            name: SERVER.to_owned(),
+            state: State::from(self.payload_difference().into_iter().collect()),
+        }];
+        for spec in topology.streams() {
+            let name = format!("stream {}", spec.name);
+            findings.push(
+                self.look_at_stream(name, stream_config(spec), &topology, wanted)
+                    .await?,
+            );
+        }
+        for spec in topology.buckets() {
+            let name = format!("bucket {}", spec.name);
+            findings.push(
+                self.look_at_stream(name, bucket_config(spec), &topology, wanted)
+                    .await?,
+            );
+        }
+        for spec in topology.consumers() {
+            let name = format!("consumer {}/{}", spec.stream, spec.name);
+            let state = match self.consumer_info(spec).await? {
+                None => State::Missing,
+                Some(consumer::Info { config: found, .. }) => {
+                    let mut config = consumer_config(spec);
+                    if wanted.ack_wait.is_none() {
+                        config.ack_wait = found.ack_wait;
+                    }
+                    compare(&config, &found, &CONSUMER_FIELDS_FREE)
+                }
+            };
+            findings.push(Finding { name, state });
+        }
+        Ok(findings)
+    }
+
+    async fn look_at_stream(
+        &self,
+        name: String,
+        mut config: stream::Config,
+        topology: &Topology,
+        wanted: Wanted,
+    ) -> Result<Finding, BusError> {
+        let info = format!("STREAM.INFO.{}", config.name);
+        let Some(info) = self.api::<stream::Info>(&name, info, Bytes::new()).await? else {
+            return Ok(Finding {
+                name,
+                state: State::Missing,
+            });
+        };
+        let found = info.config;
+        let follows_results = [
+            topology.results.name.clone(),
+            bucket_stream(&topology.idempotency.name),
+            bucket_stream(&topology.priors.name),
+        ];
+        if follows_results.contains(&config.name) {
+            // The room for them is a site's own, as it is for services.
+            config.max_bytes = found.max_bytes;
+            if wanted.result_ttl.is_none() {
+                config.max_age = found.max_age;
+                config.duplicate_window = found.duplicate_window;
+            }
+        }
+        let mut free = STREAM_FIELDS_FREE.to_vec();
+        if wanted.replicas.is_some() {
+            free.retain(|field| *field != "num_replicas");
+        }
+        let state = compare(&config, &found, &free);
+        Ok(Finding { name, state })
+    }
+}
+
+fn compare(wanted: &impl Serialize, found: &impl Serialize, free: &[&str]) -> State {
+    State::from(differences_of(wanted, found, free))
+}
