@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod failover;
 pub mod fleet;
 pub mod http;
+pub mod otlp;
 pub mod process;
 pub mod recipe;
 pub mod srt;

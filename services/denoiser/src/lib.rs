@@ -11,13 +11,14 @@ pub mod engine;
 mod fixtures;
 pub mod replay;
 mod results;
+mod stages;
 pub mod torch;
 mod worker;
 
 use batching::Breaker;
 use messaging::{Joining, Membership, ProvisionError};
 use model::{Checkpoint, Painter};
-use protocol::Role;
+use protocol::{Role, WorkerId};
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure, metrics::registry::Registry,
@@ -80,7 +81,7 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 }
 
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
-pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
+pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
     let mut metrics = Registry::default();
     let counters = Counters::register(&mut metrics);
@@ -106,6 +107,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
 
     health.set_not_ready("waiting for the message broker");
     let joining = Joining {
+        name,
         urls: args.bus.nats_urls,
         prefix: args.bus.prefix,
         role: Role::Denoiser,

@@ -51,7 +51,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use messaging::{Bus, BusConfig, Results};
-use protocol::Role;
+use protocol::{Role, WorkerId};
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio::{
     net::TcpListener,
@@ -78,9 +78,9 @@ use {
 /// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
 const ANSWERS_DUE: f64 = 0.75;
 
-/// Serves until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
-pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    start(config, shutdown).await?.finish().await;
+/// Serves as `name` until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
+pub async fn run(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<()> {
+    start(config, name, shutdown).await?.finish().await;
     Ok(())
 }
 
@@ -101,10 +101,13 @@ pub struct Running {
 }
 
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
-pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running> {
+pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<Running> {
     let (listener, address) = bind(config.listen).await?;
     let urls = config.bus.nats_urls.clone();
-    let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
+    let connecting = BusConfig {
+        worker: name,
+        ..BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway)
+    };
     let bus = Bus::connect(&connecting).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;

@@ -17,6 +17,8 @@ const STREAMS_PERIOD: Duration = Duration::from_millis(250);
 /// Who joins.
 #[derive(Debug, Clone)]
 pub struct Joining {
+    /// Under which name.
+    pub name: WorkerId,
     /// URLs of the broker.
     pub urls: Vec<String>,
     /// The deployment.
@@ -56,8 +58,13 @@ impl Membership {
     ) -> Result<Self, BusError> {
         let topology = Topology::new(&joining.prefix);
         let role = joining.role;
-        let config = BusConfig::new(joining.urls, joining.prefix, role);
-        let id = config.worker.clone();
+        let id = joining.name;
+        let config = BusConfig {
+            urls: joining.urls,
+            prefix: joining.prefix,
+            role,
+            worker: id.clone(),
+        };
         let bus = Bus::connect(&config).await?;
         let mut told = None;
         while let Err(error) = bus.verify(&topology).await {

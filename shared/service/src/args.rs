@@ -5,6 +5,8 @@ use std::{fmt, net::SocketAddr, time::Duration};
 
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
 
+use crate::TraceArgs;
+
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
 pub struct BusArgs {
@@ -102,6 +104,10 @@ pub struct ShellArgs {
     /// Seconds between the signal to stop and giving up on what is still running
     #[arg(long = "grace-s", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub grace: Duration,
+
+    /// Where spans go.
+    #[command(flatten)]
+    pub traces: TraceArgs,
 }
 
 /// What a failure costs, in both worker roles.
