@@ -36,6 +36,7 @@ async fn paint(fleet: &Fleet, prompt: &str, seed: usize, changes: &Value) -> Vec
 /// Paints and judges every `step`-th caption, from the first one on.
 ///
 /// The targets are those that the model was made to reach, not what it reaches: that is in its model card.
+#[expect(clippy::print_stdout, reason = "the table is what the exam is for")]
 async fn exam(step: usize) {
     let (fleet, palette) = (fleet().await, Palette::load());
     let captions = held_out().into_iter().enumerate().step_by(step);

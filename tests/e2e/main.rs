@@ -21,5 +21,6 @@ mod replay;
 mod rolling;
 mod srt;
 mod stages;
+mod traces;
 mod up;
 mod worker_loss;

@@ -54,6 +54,8 @@ pub struct Size {
     pub engine: Engine,
     /// Flags of the AR-batcher besides.
     pub ar_flags: &'static [&'static str],
+    /// Flags of every process besides, the gateway's too.
+    pub shell_flags: Vec<String>,
 }
 
 /// Whether equal requests share prior tokens.
@@ -75,6 +77,7 @@ impl Default for Size {
             ack_wait: ACK_WAIT,
             engine: Engine::Model(tiny_model()),
             ar_flags: &[],
+            shell_flags: Vec::new(),
         }
     }
 }
@@ -125,6 +128,7 @@ impl Fleet {
             ack_wait: REPLAY_ACK_WAIT,
             engine: Engine::Replay(table),
             ar_flags,
+            ..Size::default()
         };
         let fleet = Self::start(size).await;
         fleet.script(&[]);
@@ -167,7 +171,11 @@ impl Fleet {
         let listen_file = folder.path().join("gateway.address");
         let listen_text = listen_file.to_str().expect("temporary paths are text");
         let url = broker.url();
-        let bus_flags = ["--nats-url", url.as_str(), "--prefix", "e2e"];
+        let shell_flags = size.shell_flags.iter().map(String::as_str);
+        let bus_flags: Vec<&str> = ["--nats-url", url.as_str(), "--prefix", "e2e"]
+            .into_iter()
+            .chain(shell_flags)
+            .collect();
         let gateway_flags = [
             &bus_flags[..],
             &["--listen", "127.0.0.1:0", "--listen-file", listen_text],

@@ -19,7 +19,8 @@ impl Answer {
         Self::read(response).await.expect("the body arrives")
     }
 
-    pub(crate) async fn read(response: Response) -> reqwest::Result<Self> {
+    /// A whole answer.
+    pub async fn read(response: Response) -> reqwest::Result<Self> {
         let (status, headers) = (response.status(), response.headers().clone());
         let bytes = response.bytes().await?;
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);

@@ -10,6 +10,7 @@ pub mod failover;
 pub mod fleet;
 pub mod http;
 pub mod judge;
+pub mod otlp;
 pub mod process;
 pub mod recipe;
 #[path = "../../shared/messaging/tests/common/secured.rs"]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use batching::{Others, Start, may_start};
 use futures::future::try_join_all;
-use messaging::{BusError, Delivery, EndWatch, KnownLife, Lease};
+use messaging::{BusError, Delivery, EndWatch, KnownLife, Lease, Publisher};
 use protocol::{
     ArJob, ErrorCode, JobError, JobId, OutputId, OutputIndex, OutputLife, OutputRequest,
     OutputState, PriorityClass, UnixMillis, WorkStage, WorkerId, decode, topology::in_time,
@@ -24,6 +24,7 @@ pub(crate) async fn admit(
     id: JobId,
     delivery: Delivery,
 ) -> Option<Held> {
+    let publisher = delivery.publisher();
     let Delivery {
         payload,
         delivered,
@@ -46,7 +47,12 @@ pub(crate) async fn admit(
         Asked::Again
     };
     let request = Arc::new(Request::new(job, class));
-    let held = hold(bench, request, asked, lease).await?;
+    let message = Message {
+        asked,
+        publisher,
+        lease,
+    };
+    let held = hold(bench, request, message).await?;
     close_unless_kept(held).await
 }
 
@@ -80,6 +86,13 @@ fn read(id: JobId, payload: &[u8]) -> Result<ArJob, JobError> {
 enum Asked {
     First,
     Again,
+}
+
+/// A message, without what it says.
+struct Message {
+    asked: Asked,
+    publisher: Publisher,
+    lease: Lease,
 }
 
 /// What becomes of one output of a request.
@@ -116,7 +129,12 @@ struct Rule<'a> {
 }
 
 /// Holds the outputs that have no answer yet: a redelivered request may have been worked on before.
-async fn hold(bench: &Bench, request: Arc<Request>, asked: Asked, lease: Lease) -> Option<Held> {
+async fn hold(bench: &Bench, request: Arc<Request>, message: Message) -> Option<Held> {
+    let Message {
+        asked,
+        publisher,
+        lease,
+    } = message;
     // Watched before it is looked up: an end in between is not missed.
     let mut watches: Watches = request
         .outputs()
@@ -143,6 +161,10 @@ async fn hold(bench: &Bench, request: Arc<Request>, asked: Asked, lease: Lease) 
     } in lives
     {
         let index = known.output().index;
+        if matches!(verdict, Verdict::Run | Verdict::GiveUp) {
+            let (stage, now) = (WorkStage::Prior, unix_millis());
+            publisher.tell_lost(&life, stage, &bench.member.id, now);
+        }
         let doing = match verdict {
             Verdict::Run => Doing::Waiting { told: false },
             Verdict::PassOn => Doing::Parked,
@@ -154,13 +176,7 @@ async fn hold(bench: &Bench, request: Arc<Request>, asked: Asked, lease: Lease) 
         };
         if let Some(watch) = watches.remove(&index) {
             let suspect = bench.is_suspect(&life);
-            let output = OpenOutput {
-                watch,
-                known,
-                suspect,
-                doing,
-            };
-            open.insert(index, output);
+            open.insert(index, OpenOutput::new(known, watch, suspect, doing));
         }
     }
     for life in dead {

@@ -5,12 +5,13 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use batching::BatchId;
 use futures::future::join_all;
 use messaging::{Bus, KnownLife};
-use protocol::{ImageSize, LifeEvent, OutputId, PriorId, Progress, Stage, WorkStage};
+use protocol::{ImageSize, LifeEvent, OutputId, PriorId, Progress, Stage, WorkStage, trace::span};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::{
     bench::Bench,
@@ -210,7 +211,10 @@ impl Call {
         let outputs: Vec<OutputId> = batch.rows.iter().map(|row| row.output).collect();
         let (progress, watched) = watch::channel(BatchProgress::default());
         let silence = stalled(watched.clone(), stall_max);
-        let call = engine.run(batch, progress, stop);
+        let span = tracing::debug_span!(span::AR_ENGINE);
+        // In the span already here: an engine may start before it is waited for.
+        let call = span.in_scope(|| engine.run(batch, progress, stop));
+        let call = call.instrument(span);
         let outcomes = tokio::select! {
             outcomes = call => outcomes?,
             () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),

@@ -8,7 +8,7 @@ use messaging::{BusError, Ends, Fence, KnownLife, Membership};
 use protocol::{
     DeadLetter, DeadMessage, LifeEvent, OutputId, OutputLife, OutputResult, WorkStage, WorkerId,
 };
-use service::{clock::unix_millis, exit::chain};
+use service::{clock::unix_millis, exit::chain, telemetry::spans};
 
 use crate::{counters::Counters, prior_cache::PriorCache, request::Request, settle};
 
@@ -111,6 +111,9 @@ impl Bench {
 
     /// Stores an output's error as its result, however long the broker takes.
     pub(crate) async fn answer(&self, result: &OutputResult) {
+        if let Err(error) = &result.outcome {
+            spans::fail(&tracing::Span::current(), error.code);
+        }
         loop {
             match self.member.bus.put_result(result).await {
                 Ok(Fence::First) => return,

@@ -23,7 +23,7 @@ use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
 use messaging::{Access, HELD_MAX, Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
-use protocol::Role;
+use protocol::{Role, WorkerId};
 use service::{
     Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure, metrics::registry::Registry,
@@ -155,7 +155,7 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 }
 
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
-pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
+pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
     let mut metrics = Registry::default();
     let counters = Counters::register(&mut metrics);
@@ -181,7 +181,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
 
     health.set_not_ready("waiting for the message broker");
     let limits = args.limits(engines.len());
-    let joining = joining(&args, &engines, health_address);
+    let joining = joining(name, &args, &engines, health_address);
     let writer = writer(&args, &joining.model_revision);
     let waiting = |error: &ProvisionError| {
         let reason = service::exit::chain(error);
@@ -225,9 +225,15 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     outcome.map_err(|error| Failure::failed(&error))
 }
 
-fn joining(args: &Args, engines: &[Arc<dyn PriorEngine>], health_address: SocketAddr) -> Joining {
+fn joining(
+    name: WorkerId,
+    args: &Args,
+    engines: &[Arc<dyn PriorEngine>],
+    health_address: SocketAddr,
+) -> Joining {
     let revision = engines.first().map(|engine| engine.revision());
     Joining {
+        name,
         urls: args.bus.nats_urls.clone(),
         access: Access {
             credentials: args.bus.nats_credentials.clone(),

@@ -10,14 +10,24 @@ use batching::{BatchId, Row};
 use messaging::{EndWatch, KnownLife, Lease};
 use protocol::{
     ArJob, CurrentWork, DenoiseJob, JobId, OutputId, OutputIndex, OutputRequest, PriorId,
-    PriorityClass, StoredPrior, UnixMillis, topology::in_time,
+    PriorityClass, StoredPrior, UnixMillis,
+    topology::in_time,
+    trace::{attribute, span},
 };
 use service::clock::unix_millis;
+use tracing::Span;
 
 use crate::{
     engine::{Prior, PriorRow},
     settle::REST,
 };
+
+/// The span of a stage of one output, where a collector gets it.
+macro_rules! stage {
+    ($request:expr, $name:expr, $index:expr) => {
+        tracing::debug_span!(parent: $request, $name, { attribute::OUTPUT_INDEX } = $index)
+    };
+}
 
 /// What is asked for. Shared by everything that is done for it.
 pub(crate) struct Request {
@@ -25,7 +35,7 @@ pub(crate) struct Request {
     prompt: Arc<str>,
     pub(crate) class: PriorityClass,
     /// The parent of everything published for it.
-    pub(crate) span: tracing::Span,
+    pub(crate) span: Span,
 }
 
 /// Prior tokens on their way to a denoiser.
@@ -50,7 +60,7 @@ impl Request {
             prompt: Arc::from(job.prompt.as_str()),
             job,
             class,
-            span: tracing::Span::current(),
+            span: Span::current(),
         }
     }
 
@@ -152,7 +162,50 @@ pub(crate) struct OpenOutput {
     pub(crate) known: KnownLife,
     /// Earlier attempts failed or vanished.
     pub(crate) suspect: bool,
-    pub(crate) doing: Doing,
+    doing: Doing,
+    /// Of what is being done.
+    stage: Span,
+}
+
+impl OpenOutput {
+    /// Whether its life says that it waits is another matter, and no other stage: `doing` says both.
+    pub(crate) fn new(known: KnownLife, watch: EndWatch, suspect: bool, doing: Doing) -> Self {
+        let stage = Span::none();
+        Self {
+            watch,
+            known,
+            suspect,
+            doing,
+            stage,
+        }
+    }
+
+    /// From now on this is being done for it.
+    pub(crate) fn now(&mut self, doing: Doing, request: &Span) {
+        let index = i64::from(self.known.output().index.get());
+        self.stage = match doing {
+            Doing::Waiting { .. } => stage!(request, span::AR_WAIT, index),
+            Doing::Running(_) => stage!(request, span::AR_RUN, index),
+            Doing::Settling | Doing::Passing(_) => stage!(request, span::AR_SETTLE, index),
+            Doing::Parked => Span::none(),
+        };
+        self.doing = doing;
+    }
+
+    /// Its life says that it waits.
+    pub(crate) fn waiting_is_told(&mut self) {
+        self.doing = Doing::Waiting { told: true };
+    }
+
+    /// What is being done for it.
+    pub(crate) const fn doing(&self) -> Doing {
+        self.doing
+    }
+
+    /// The span of what is being done for it.
+    pub(crate) const fn stage(&self) -> &Span {
+        &self.stage
+    }
 }
 
 /// What is being done for an output.
@@ -177,13 +230,17 @@ impl Held {
         open: BTreeMap<OutputIndex, OpenOutput>,
         lease: Lease,
     ) -> Self {
-        Self {
+        let mut held = Self {
             request,
             lease,
             held_since: unix_millis(),
             foreign: false,
             open,
+        };
+        for open in held.open.values_mut() {
+            open.now(open.doing, &held.request.span);
         }
+        held
     }
 
     /// The rows to run.
@@ -255,7 +312,8 @@ impl Held {
     /// `output` waits once more, in its place; `None` when it is not open.
     pub(crate) fn again(&mut self, output: OutputId, known: KnownLife) -> Option<Row> {
         let open = self.open.get_mut(&output.index)?;
-        (open.known, open.doing) = (known, Doing::Waiting { told: false });
+        open.known = known;
+        open.now(Doing::Waiting { told: false }, &self.request.span);
         let (suspect, arrived) = (open.suspect, instant_of(self.request.accepted_at()));
         Some(self.request.row(output.index, arrived, suspect))
     }
@@ -277,8 +335,9 @@ impl Held {
 
     /// `output` is left to another worker.
     pub(crate) fn park(&mut self, output: OutputId) {
+        let request = Arc::clone(&self.request);
         if let Some(open) = self.output(output) {
-            open.doing = Doing::Parked;
+            open.now(Doing::Parked, &request.span);
         }
     }
 

@@ -11,13 +11,16 @@ pub mod engine;
 mod fixtures;
 pub mod replay;
 mod results;
+mod stages;
 pub mod torch;
 mod worker;
+
+use std::net::SocketAddr;
 
 use batching::Breaker;
 use messaging::{Access, Joining, Membership, ProvisionError};
 use model::{Checkpoint, Painter};
-use protocol::Role;
+use protocol::{Role, WorkerId};
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure, metrics::registry::Registry,
@@ -80,7 +83,7 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 }
 
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
-pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
+pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
     let mut metrics = Registry::default();
     let counters = Counters::register(&mut metrics);
@@ -107,22 +110,7 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     let revision = revision.map_err(|error| Failure::failed(&error))?;
 
     health.set_not_ready("waiting for the message broker");
-    let joining = Joining {
-        urls: args.bus.nats_urls,
-        access: Access {
-            credentials: args.bus.nats_credentials,
-            ca: args.bus.nats_ca,
-        },
-        prefix: args.bus.prefix,
-        role: Role::Denoiser,
-        device: match args.engine {
-            Engine::Torch => args.model.device,
-            Engine::Replay => replay::REVISION.to_owned(),
-        },
-        model_revision: revision,
-        host: service::host::name(),
-        health_address,
-    };
+    let joining = joining(&args, name, revision, health_address);
     let waiting = |error: &ProvisionError| {
         let reason = service::exit::chain(error);
         tracing::warn!(reason, "waiting for the streams");
@@ -157,6 +145,32 @@ pub async fn run(args: Args, shutdown: &Shutdown) -> Result<(), Failure> {
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
+}
+
+/// What it says of itself when it shows up.
+fn joining(
+    args: &Args,
+    name: WorkerId,
+    model_revision: String,
+    health_address: SocketAddr,
+) -> Joining {
+    Joining {
+        name,
+        urls: args.bus.nats_urls.clone(),
+        access: Access {
+            credentials: args.bus.nats_credentials.clone(),
+            ca: args.bus.nats_ca.clone(),
+        },
+        prefix: args.bus.prefix.clone(),
+        role: Role::Denoiser,
+        device: match args.engine {
+            Engine::Torch => args.model.device.clone(),
+            Engine::Replay => replay::REVISION.to_owned(),
+        },
+        model_revision,
+        host: service::host::name(),
+        health_address,
+    }
 }
 
 /// Loads the engine on its device thread.

@@ -2,9 +2,13 @@
 
 use clap::Parser;
 use denoiser::Args;
-use service::{exit, exit::Failure, process, process::Threads};
+use protocol::Role;
+use service::{
+    exit::{self, Failure},
+    process::{self, Process, Threads},
+};
 
-const ROLE: &str = "fresco-denoiser";
+const PROGRAM: &str = "fresco-denoiser";
 
 fn main() -> ! {
     let args = Args::parse().checked().unwrap_or_else(|error| error.exit());
@@ -13,7 +17,7 @@ fn main() -> ! {
     } else {
         run(args)
     };
-    exit::report_beside_device(ROLE, outcome)
+    exit::report_beside_device(PROGRAM, outcome)
 }
 
 #[expect(clippy::print_stdout, reason = "the report is what was asked for")]
@@ -23,8 +27,15 @@ fn check(args: &Args) -> Result<(), Failure> {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let shell = args.shell.clone();
-    process::run(ROLE, Threads::One, &shell, async |shutdown| {
-        denoiser::run(args, &shutdown).await
+    let (bus, shell) = (args.bus.clone(), args.shell.clone());
+    let process = Process {
+        program: PROGRAM,
+        role: Role::Denoiser,
+        threads: Threads::One,
+        bus: &bus,
+        shell: &shell,
+    };
+    process::run(&process, async |shutdown, name| {
+        denoiser::run(args, name, &shutdown).await
     })
 }

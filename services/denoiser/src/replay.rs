@@ -8,7 +8,10 @@ use service::{ReplayArgs, clock::unix_millis};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward};
+use crate::{
+    engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward},
+    stages::Stages,
+};
 
 /// What a replay engine calls its model.
 pub const REVISION: &str = "replay";
@@ -50,11 +53,13 @@ impl DenoiseEngine for ReplayEngine {
         progress: &watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Painted, NotPainted> {
+        let mut stages = Stages::prepare();
         self.suffer(&job.prompt).map_err(NotPainted::Failed)?;
         let steps = u32::from(job.denoise.steps());
         progress.send_replace(step_forward(job, Stage::Denoise, 0, steps));
         // From the start: what a sleep oversleeps must not add up.
         let started_at = Instant::now();
+        stages.denoise(steps);
         for step in 1..=steps {
             if stop.is_cancelled() {
                 return Err(NotPainted::Stopped);
@@ -64,7 +69,9 @@ impl DenoiseEngine for ReplayEngine {
                 occupy_device_until(started_at + self.times.step() * step);
                 progress.send_replace(step_forward(job, Stage::Denoise, step, steps));
             }
+            stages.step(step, None);
         }
+        stages.vae_decode();
         let denoise_finished_at = unix_millis();
         let scene = Scene {
             prompt: &job.prompt,
@@ -77,6 +84,7 @@ impl DenoiseEngine for ReplayEngine {
         // The decoder of a device would have made it meanwhile.
         occupy_device_until(started_at + self.times.picture(job.denoise.steps()));
         progress.send_replace(step_forward(job, Stage::Decode, 1, 1));
+        stages.encode();
         Ok(Painted {
             image: encoded(job, bytes)?,
             denoise_finished_at,

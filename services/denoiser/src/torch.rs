@@ -11,7 +11,10 @@ use service::{ModelArgs, clock::unix_millis};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward};
+use crate::{
+    engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward},
+    stages::Stages,
+};
 
 /// A loaded checkpoint's denoising half.
 #[derive(Debug)]
@@ -42,10 +45,12 @@ impl DenoiseEngine for TorchEngine {
     ) -> Result<Painted, NotPainted> {
         let steps = u32::from(job.denoise.steps());
         let mut denoise_finished_at = 0;
+        let mut stages = Stages::prepare();
         let mut observe = |done: PaintProgress| {
+            stages.observe(done, steps);
             let (stage, step, steps) = match done {
                 PaintProgress::GlyphEncoded => (Stage::Denoise, 0, steps),
-                PaintProgress::Step { step, steps } => (Stage::Denoise, step, steps),
+                PaintProgress::Step { step, steps, .. } => (Stage::Denoise, step, steps),
                 PaintProgress::Decoded => (Stage::Decode, 1, 1),
             };
             if stage == Stage::Denoise {
@@ -99,11 +104,27 @@ impl DenoiseEngine for TorchEngine {
     }
 }
 
+impl Stages {
+    /// The stage that follows from what is done.
+    fn observe(&mut self, done: PaintProgress, steps: u32) {
+        match done {
+            PaintProgress::GlyphEncoded => self.denoise(steps),
+            PaintProgress::Step { step, steps, sigma } => {
+                self.step(step, Some(sigma));
+                if step == steps {
+                    self.vae_decode();
+                }
+            }
+            PaintProgress::Decoded => self.encode(),
+        }
+    }
+}
+
 /// Whether a stop still saves a step.
 fn step_is_next(done: PaintProgress) -> bool {
     match done {
         PaintProgress::GlyphEncoded => true,
-        PaintProgress::Step { step, steps } => step < steps,
+        PaintProgress::Step { step, steps, .. } => step < steps,
         PaintProgress::Decoded => false,
     }
 }
@@ -181,7 +202,11 @@ mod tests {
 
     #[test]
     fn a_picture_whose_last_step_is_done_is_finished() {
-        let step = |step| PaintProgress::Step { step, steps: 3 };
+        let step = |step| PaintProgress::Step {
+            step,
+            steps: 3,
+            sigma: 0.5,
+        };
         for (done, expected) in [
             (PaintProgress::GlyphEncoded, true),
             (step(1), true),

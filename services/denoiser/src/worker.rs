@@ -10,11 +10,15 @@ use messaging::{BusError, Delivery, Fence, KnownLife, Lease, Membership, Publish
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
     OutputResult, Refusal, StoredLife, Subject, WorkStage, WorkerState,
+    trace::{attribute, span, value},
 };
-use service::{DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain};
+use service::{
+    DeviceThread, DeviceThreadDied, Health, RetryArgs, clock::unix_millis, exit::chain,
+    telemetry::spans,
+};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     counters::Counters,
@@ -36,6 +40,26 @@ const REST: Duration = Duration::from_millis(500);
 
 /// The last words about an attempt of a worker that stops: a broker that does not answer must not hold it up.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
+
+/// A message that is to be worked on, and what its start is written after.
+struct Claimed {
+    known: KnownLife,
+    lease: Lease,
+    /// Ends with the start.
+    claim: Span,
+}
+
+/// Says how the attempt ended that is being made.
+fn ended_as(outcome: &'static str) {
+    spans::set(&Span::current(), attribute::OUTCOME, outcome);
+}
+
+/// Which attempt of a denoiser the next one is, from 1.
+fn attempt(life: &OutputLife) -> i64 {
+    let attempts = life.attempts.iter();
+    let of_stage = attempts.filter(|attempt| attempt.stage == WorkStage::Denoise);
+    1 + i64::try_from(of_stage.count()).unwrap_or(i64::MAX)
+}
 
 pub(crate) struct Worker<'a> {
     pub(crate) member: &'a Membership,
@@ -78,6 +102,7 @@ impl Worker<'_> {
     }
 
     async fn serve(&mut self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
+        let (claim, publisher) = (tracing::debug_span!(span::CLAIM), delivery.publisher());
         let Delivery {
             subject,
             payload,
@@ -114,15 +139,30 @@ impl Worker<'_> {
             attempts_max: self.retry.attempts_max,
             now: unix_millis(),
         };
-        match decide(&job, &facts, &asking) {
-            Decision::Paint => return self.start(job, &known, lease).await,
+        let decision = decide(&job, &facts, &asking);
+        if matches!(decision, Decision::Paint | Decision::GiveUp) {
+            let (worker, now) = (asking.worker, asking.now);
+            publisher.tell_lost(&facts.life, WorkStage::Denoise, worker, now);
+        }
+        match decision {
+            Decision::Paint => {
+                spans::set(&Span::current(), attribute::ATTEMPT, attempt(&facts.life));
+                let claimed = Claimed {
+                    known,
+                    lease,
+                    claim,
+                };
+                return self.start(job, claimed).await;
+            }
             Decision::AlreadyAnswered => {
                 tracing::info!(%output, "already answered, acking");
+                ended_as(value::ENDED_ELSEWHERE);
                 lease.ack().await;
             }
             Decision::Refuse(error) => self.refuse(&job, error, lease).await,
             Decision::PassOn => {
                 tracing::info!(%output, "left to another worker");
+                ended_as(value::GIVEN_BACK);
                 lease.nak(Some(REST));
             }
             Decision::GiveUp => {
@@ -137,6 +177,7 @@ impl Worker<'_> {
     fn rest(&self, output: OutputId, error: &BusError, lease: Lease) {
         tracing::warn!(%output, error = %chain(error), "message broker does not answer, giving the output back");
         self.counters.given_back.inc();
+        ended_as(value::GIVEN_BACK);
         lease.nak(Some(REST));
     }
 
@@ -165,30 +206,35 @@ impl Worker<'_> {
         Ok((facts, known))
     }
 
-    async fn start(
-        &mut self,
-        job: DenoiseJob,
-        known: &KnownLife,
-        lease: Lease,
-    ) -> Result<(), DeviceThreadDied> {
+    async fn start(&mut self, job: DenoiseJob, claimed: Claimed) -> Result<(), DeviceThreadDied> {
+        let Claimed {
+            known,
+            lease,
+            claim,
+        } = claimed;
         let started = LifeEvent::Started {
             stage: WorkStage::Denoise,
             worker: self.member.id.clone(),
         };
         let bus = &self.member.bus;
         let advanced = async {
-            let advanced = bus.advance_known(known, started, unix_millis()).await?;
+            let advanced = bus.advance_known(&known, started, unix_millis()).await?;
             self.followed(job.output, advanced.err());
             Ok(())
         };
-        match self.stop.run_until_cancelled(advanced).await {
+        let advanced = self.stop.run_until_cancelled(advanced).await;
+        drop(claim);
+        match advanced {
             Some(Ok(())) => return self.paint(Arc::new(job), lease).await,
             // Its start may be stored all the same.
             Some(Err(error)) => {
                 self.sign_off(job.output);
                 self.rest(job.output, &error, lease);
             }
-            None => self.note_given_back(job.output).await,
+            None => {
+                ended_as(value::GIVEN_BACK);
+                self.note_given_back(job.output).await;
+            }
         }
         Ok(())
     }
@@ -267,8 +313,14 @@ impl Worker<'_> {
     /// Stores the result, then acks: the only ack of an output that was worked on.
     async fn finish(&self, result: OutputResult, lease: Lease) {
         let (output, failed) = (result.output, result.outcome.is_err());
-        match self.store(result).await {
+        let code = result.outcome.as_ref().err().map(|error| error.code);
+        let stored = self.store(result);
+        match stored.instrument(tracing::debug_span!(span::STORE)).await {
             Some(Fence::First) => {
+                match code {
+                    Some(code) => spans::fail(&Span::current(), code),
+                    None => ended_as(value::DONE),
+                }
                 let counter = if failed {
                     &self.counters.failed
                 } else {
@@ -280,8 +332,10 @@ impl Worker<'_> {
             Some(Fence::Taken) => {
                 self.counters.suppressed.inc();
                 tracing::info!(%output, "another result was first, dropping this one");
+                ended_as(value::ENDED_ELSEWHERE);
             }
             None => {
+                ended_as(value::GIVEN_BACK);
                 self.counters.given_back.inc();
                 self.note_given_back(output).await;
                 return lease.nak(None);

@@ -19,7 +19,11 @@ mod workers;
 
 use std::time::Duration;
 
-use service::{LogFormat, ShellArgs, exit::Failure, telemetry};
+use service::{
+    LogFormat, ShellArgs, TraceArgs,
+    exit::Failure,
+    telemetry::{self, Identity},
+};
 
 use crate::args::{Cli, Command, FleetCommand};
 
@@ -34,8 +38,14 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         log_filter: cli.log_filter,
         log_format: LogFormat::Text,
         grace: Duration::ZERO,
+        traces: TraceArgs::default(),
     };
-    let _telemetry = telemetry::init("operator", &shell)?;
+    let identity = Identity {
+        service: "fresco",
+        deployment: String::new(),
+        instance: String::new(),
+    };
+    let _telemetry = telemetry::init(&identity, &shell)?;
     // One thread: children end with the thread that started them (`leash`).
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -4,12 +4,17 @@
 use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
-use protocol::{ErrorCode, IdempotencyRecord, JobRecord, OutputResult};
-use service::{clock::unix_millis, exit::chain};
+use protocol::{
+    ErrorCode, IdempotencyRecord, JobRecord, OutputResult,
+    trace::{attribute, event, value},
+};
+use service::{clock::unix_millis, exit::chain, telemetry::spans};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     time::{Instant, sleep_until},
 };
+
+use tracing::Span;
 
 use crate::{
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
@@ -82,6 +87,9 @@ impl Follower {
         let queued = jobs.stop.run_until_cancelled(queued).await;
         let Some(queued) = queued else { return };
         if let Err(failure) = queued {
+            if let Some(code) = failure.code() {
+                spans::fail(&Span::current(), code);
+            }
             if known_here_only && failure.code() == Some(ErrorCode::QueueFull) {
                 leave_nothing(jobs, &order.record).await;
             }
@@ -255,7 +263,26 @@ impl Following<'_> {
         }
     }
 
+    /// In the job's span.
+    fn tell(&self, result: &OutputResult) {
+        let span = Span::current();
+        let index = i64::from(result.output.index.get());
+        let outcome = match &result.outcome {
+            Ok(_) => value::DONE,
+            Err(error) => {
+                spans::fail(&span, error.code);
+                error.code.as_str()
+            }
+        };
+        let attributes = [
+            (attribute::OUTPUT_INDEX, index.into()),
+            (attribute::OUTCOME, outcome.into()),
+        ];
+        spans::event(&span, event::OUTPUT_ENDED, attributes);
+    }
+
     fn take(&mut self, result: &OutputResult) {
+        self.tell(result);
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
         }

@@ -9,10 +9,14 @@ use std::{
 };
 
 use messaging::{Bus, ProgressByOutput, Results, WATCHES_MAX};
-use protocol::{ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord};
+use protocol::{
+    ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord,
+    trace::{attribute, span, value},
+};
+use service::telemetry::spans;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     counters::Counters,
@@ -200,7 +204,7 @@ impl Jobs {
             queueing,
             slot,
         };
-        let span = tracing::info_span!("job", %job);
+        let span = job_span(&follower.order);
         self.tracker.spawn(follower.run().instrument(span));
         Ok(view)
     }
@@ -220,6 +224,25 @@ impl Jobs {
         // A panic between two map operations leaves a whole map.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A child of the request that brought it; it may outlive that one.
+fn job_span(order: &Order) -> Span {
+    let record = &order.record;
+    let span = tracing::info_span!(span::JOB, { attribute::JOB_ID } = %record.job);
+    let outputs = i64::from(outputs(record));
+    let steps = i64::from(record.denoise.steps());
+    spans::set(
+        &span,
+        attribute::GEN_AI_OPERATION_NAME,
+        value::GENERATE_CONTENT,
+    );
+    spans::set(&span, attribute::GEN_AI_OUTPUT_TYPE, value::IMAGE);
+    spans::set(&span, attribute::GEN_AI_REQUEST_CHOICE_COUNT, outputs);
+    spans::set(&span, attribute::CLASS, order.class().to_string());
+    spans::set(&span, attribute::SIZE, record.size.to_string());
+    spans::set(&span, attribute::STEPS, steps);
+    span
 }
 
 fn outputs(record: &JobRecord) -> u8 {

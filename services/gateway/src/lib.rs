@@ -78,9 +78,9 @@ use {
 /// Share of the grace period after which waiting requests are told that their jobs go on; the rest is for telling.
 const ANSWERS_DUE: f64 = 0.75;
 
-/// Serves until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
-pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    start(config, shutdown).await?.finish().await;
+/// Serves as `name` until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
+pub async fn run(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<()> {
+    start(config, name, shutdown).await?.finish().await;
     Ok(())
 }
 
@@ -101,9 +101,9 @@ pub struct Running {
 }
 
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
-pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running> {
+pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<Running> {
     let (listener, address) = bind(config.listen).await?;
-    let (bus, id) = connect(&config).await?;
+    let bus = connect(&config, name.clone()).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
     let (health, counters, probes) = serve_probes(config.shell.health_listen, &shutdown).await?;
@@ -120,7 +120,7 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
         result_ttl: result_ttl.clone(),
         job_timeout: config.job_timeout,
         own: Own {
-            id,
+            id: name,
             health_address: told,
         },
         tracker: shutdown.tracker.clone(),
@@ -170,16 +170,18 @@ pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Running
     })
 }
 
-/// Starts to connect to the broker; says under which name.
-async fn connect(config: &Config) -> anyhow::Result<(Bus, WorkerId)> {
+/// Starts to connect to the broker, as `name`.
+async fn connect(config: &Config, name: WorkerId) -> anyhow::Result<Bus> {
     let urls = config.bus.nats_urls.clone();
-    let connecting = BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway);
-    let connecting = connecting.with_access(Access {
-        credentials: config.bus.nats_credentials.clone(),
-        ca: config.bus.nats_ca.clone(),
-    });
-    let bus = Bus::connect(&connecting).await?;
-    Ok((bus, connecting.worker))
+    let connecting = BusConfig {
+        worker: name,
+        access: Access {
+            credentials: config.bus.nats_credentials.clone(),
+            ca: config.bus.nats_ca.clone(),
+        },
+        ..BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway)
+    };
+    Ok(Bus::connect(&connecting).await?)
 }
 
 /// Tells whoever waits for the file where the API is.

@@ -4,21 +4,29 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gateway::Config;
+use protocol::Role;
 use service::{
     exit::{self, Failure},
-    process::{self, Threads},
+    process::{self, Process, Threads},
 };
 
-const ROLE: &str = "fresco-gateway";
+const PROGRAM: &str = "fresco-gateway";
 
 fn main() -> ExitCode {
-    exit::report(ROLE, run(Config::parse()))
+    exit::report(PROGRAM, run(Config::parse()))
 }
 
 fn run(config: Config) -> Result<(), Failure> {
-    let shell = config.shell.clone();
-    process::run(ROLE, Threads::PerCore, &shell, async |shutdown| {
-        let outcome = gateway::run(config, shutdown).await;
+    let (bus, shell) = (config.bus.clone(), config.shell.clone());
+    let process = Process {
+        program: PROGRAM,
+        role: Role::Gateway,
+        threads: Threads::PerCore,
+        bus: &bus,
+        shell: &shell,
+    };
+    process::run(&process, async |shutdown, name| {
+        let outcome = gateway::run(config, name, shutdown).await;
         outcome.map_err(|error| Failure::failed(error.as_ref()))
     })
 }

@@ -20,6 +20,9 @@ const RETRY_AFTER_NOT_READY: Duration = Duration::from_secs(1);
 /// Which job an answer is about, on successes and failures alike.
 const REQUEST_ID: &str = "x-request-id";
 
+/// In which trace an answer was made, for who looks for it there.
+const TRACE_ID: &str = "x-trace-id";
+
 /// Says that an answer is that of an earlier request under the same key.
 const REPLAYED: &str = "idempotency-replayed";
 
@@ -259,6 +262,13 @@ const UNWRITABLE: &[u8] =
 pub(crate) fn with_request_id(mut response: Response, job: JobId) -> Response {
     let id = HeaderValue::try_from(job.to_string()).expect("an id is hexadecimal digits");
     response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// `response`, telling which trace it belongs to.
+pub(crate) fn with_trace_id(mut response: Response, trace: &str) -> Response {
+    let id = HeaderValue::try_from(trace).expect("an id is hexadecimal digits");
+    response.headers_mut().insert(TRACE_ID, id);
     response
 }
 

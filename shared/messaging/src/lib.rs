@@ -31,6 +31,7 @@
 //! | `idempotency`| whose a client's key is                                                 |
 //! | `system`     | who connects and who is gone, from the broker's system account          |
 //! | `trace`      | trace context in headers                                                |
+//! | `span`       | the spans of messages, and of attempts that were lost                    |
 
 mod access;
 mod asking;
@@ -79,6 +80,7 @@ pub use publish::Fence;
 pub use pull::HELD_MAX;
 pub use queues::{QueueDepth, Queues, ResultsStore};
 pub use results::{JobWatch, ProgressByOutput, Results, ResultsFull, WATCHES_MAX};
+pub use span::Publisher;
 pub use system::{ConnectionId, SystemEvent, SystemWatch};
 pub use upkeep::Upkeep;
 pub use work_queue::{CLOSE_MAX, Delivery, WorkQueue};

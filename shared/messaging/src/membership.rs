@@ -17,6 +17,8 @@ const STREAMS_PERIOD: Duration = Duration::from_millis(250);
 /// Who joins.
 #[derive(Debug, Clone)]
 pub struct Joining {
+    /// Under which name.
+    pub name: WorkerId,
     /// URLs of the broker.
     pub urls: Vec<String>,
     /// Who it is to the broker.
@@ -58,9 +60,14 @@ impl Membership {
     ) -> Result<Self, BusError> {
         let topology = Topology::new(&joining.prefix);
         let role = joining.role;
-        let config = BusConfig::new(joining.urls, joining.prefix, role);
-        let config = config.with_access(joining.access);
-        let id = config.worker.clone();
+        let id = joining.name;
+        let config = BusConfig {
+            urls: joining.urls,
+            prefix: joining.prefix,
+            role,
+            worker: id.clone(),
+            access: joining.access,
+        };
         let bus = Bus::connect(&config).await?;
         let mut told = None;
         while let Err(error) = bus.verify(&topology).await {

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     bus::{Bus, RequestFailure, bucket_subject},
     error::{PublishError, Source},
+    span::publishing,
     trace,
 };
 
@@ -170,7 +171,8 @@ impl Bus {
         id: String,
         bytes: Vec<u8>,
     ) -> Result<(), PublishError> {
-        let subject = self.prefix().subject(&subject);
+        let (prefix, of) = (self.prefix(), subject);
+        let subject = prefix.subject(&of);
         // The id alone is not enough: the server forgets ids at a restart. While the message is in the queue, its
         // subject is not free; after that, results and lives tell that it was there.
         let publish = Publish {
@@ -180,7 +182,8 @@ impl Bus {
             headers: HeaderMap::new(),
             payload: bytes.into(),
         };
-        self.publish(&publish).await.map(|_| ())
+        let published = publishing(prefix, &of, self.publish(&publish));
+        published.await.map(|_| ())
     }
 
     /// Until the server says it is stored, or that it will not be.

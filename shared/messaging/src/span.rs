@@ -1,26 +1,159 @@
-//! The span of a message being worked on.
+//! The spans of messages, as OpenTelemetry's messaging conventions have them: stored by one process, worked on by
+//! another, whose span is a child of the first one's, so that a service graph has its edges.
 
-use opentelemetry::trace::Status;
-use tracing::{Span, info_span};
+use std::{
+    future::Future,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use opentelemetry::{
+    Context, KeyValue, global,
+    trace::{Span as _, Status, TraceContextExt, Tracer},
+};
+use protocol::{
+    Attempt, OutputLife, Prefix, Subject, UnixMillis, WorkStage, WorkerId,
+    trace::{attribute, span, value},
+};
+use tracing::{Instrument, Span, debug_span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::Delivery;
+use crate::{Delivery, PublishError};
 
 impl Delivery {
-    /// A consumer span, child of the span that published the message: one span per attempt, so that a dead worker's
-    /// attempt stays visible. Names follow OpenTelemetry's messaging conventions; `nats` is a custom system there.
+    /// A consumer span, child of the span that published the message: one span per attempt.
     pub fn span(&self) -> Span {
-        let span = info_span!(
-            "process",
-            otel.kind = "consumer",
-            messaging.system = "nats",
-            messaging.operation.name = "process",
-            messaging.destination.name = %self.subject,
-            messaging.nats.delivered_count = self.delivered,
-        );
+        let subject = &self.subject;
+        // Signed: of other whole numbers the layer makes texts.
+        let delivered = i64::try_from(self.delivered).unwrap_or(i64::MAX);
+        let span = match subject {
+            Subject::Ar(..) => info_span!(
+                span::PROCESS_AR,
+                otel.kind = "consumer",
+                { attribute::MESSAGING_DESTINATION_NAME } = %subject,
+                { attribute::MESSAGING_NATS_DELIVERED_COUNT } = delivered,
+            ),
+            Subject::Denoise(..) => info_span!(
+                span::PROCESS_DENOISE,
+                otel.kind = "consumer",
+                { attribute::MESSAGING_DESTINATION_NAME } = %subject,
+                { attribute::MESSAGING_NATS_DELIVERED_COUNT } = delivered,
+            ),
+            // No queue has such a message.
+            Subject::Result(_) | Subject::Done(_) | Subject::Progress(_) | Subject::Dead(_) => {
+                return Span::none();
+            }
+        };
         if let Err(error) = span.set_parent(self.context.clone()) {
-            span.set_status(Status::error(error.to_string()));
+            tracing::trace!(%error, "the message's trace is not joined");
         }
+        describe(&span, subject, (value::PROCESS, value::PROCESS));
         span
     }
+
+    /// Who published it, for what is to be told beside [`Delivery::span`].
+    pub fn publisher(&self) -> Publisher {
+        Publisher(self.context.clone())
+    }
+}
+
+/// Stores a message in a producer span of its own, where a collector gets it.
+pub(crate) async fn publishing<T>(
+    prefix: &Prefix,
+    subject: &Subject,
+    publish: impl Future<Output = Result<T, PublishError>>,
+) -> Result<T, PublishError> {
+    let span = match subject {
+        Subject::Ar(..) => debug_span!(span::PUBLISH_AR, otel.kind = "producer"),
+        Subject::Denoise(..) => debug_span!(span::PUBLISH_DENOISE, otel.kind = "producer"),
+        Subject::Result(_) | Subject::Done(_) | Subject::Progress(_) | Subject::Dead(_) => {
+            Span::none()
+        }
+    };
+    if span.is_disabled() {
+        // Entered, it would hide the span that the message is to go with.
+        return publish.await;
+    }
+    span.set_attribute(
+        attribute::MESSAGING_DESTINATION_NAME,
+        prefix.subject(subject),
+    );
+    describe(&span, subject, (value::PUBLISH, value::SEND));
+    let published = publish.instrument(span.clone()).await;
+    if let Err(error) = &published {
+        span.set_attribute(attribute::ERROR_TYPE, error.code().to_string());
+        span.set_status(Status::error(error.code().to_string()));
+    }
+    published
+}
+
+/// What is known of a message. Not as fields: each would be in every log line.
+fn describe(span: &Span, subject: &Subject, (operation, kind): (&'static str, &'static str)) {
+    let (template, class, job, index) = match subject {
+        Subject::Ar(class, job) => (value::AR_TEMPLATE, class, job, None),
+        Subject::Denoise(class, output) => {
+            let index = i64::from(output.index.get());
+            (value::DENOISE_TEMPLATE, class, &output.job, Some(index))
+        }
+        Subject::Result(_) | Subject::Done(_) | Subject::Progress(_) | Subject::Dead(_) => return,
+    };
+    span.set_attribute(attribute::MESSAGING_SYSTEM, value::NATS);
+    span.set_attribute(attribute::MESSAGING_OPERATION_NAME, operation);
+    span.set_attribute(attribute::MESSAGING_OPERATION_TYPE, kind);
+    span.set_attribute(attribute::MESSAGING_DESTINATION_TEMPLATE, template);
+    span.set_attribute(attribute::CLASS, class.to_string());
+    span.set_attribute(attribute::JOB_ID, job.to_string());
+    if let Some(index) = index {
+        span.set_attribute(attribute::OUTPUT_INDEX, index);
+    }
+}
+
+/// The context in which a message was published.
+#[derive(Debug, Clone)]
+pub struct Publisher(Context);
+
+impl Publisher {
+    /// Tells of the attempt that `life` has open at `stage`, now that `finder` has the message: nobody heard of its
+    /// worker again, and the span that it had began is lost with it. A span of its own, with the times that are known,
+    /// beside those of the message's other attempts.
+    pub fn tell_lost(
+        &self,
+        life: &OutputLife,
+        stage: WorkStage,
+        finder: &WorkerId,
+        now: UnixMillis,
+    ) {
+        let of_stage = life
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.stage == stage);
+        let Some((number, attempt)) = (1_i64..).zip(of_stage).last() else {
+            return;
+        };
+        if !self.0.span().span_context().is_sampled() || !is_lost(attempt, finder) {
+            return;
+        }
+        let tracer = global::tracer(env!("CARGO_PKG_NAME"));
+        let attributes = [
+            KeyValue::new(attribute::JOB_ID, life.output.job.to_string()),
+            KeyValue::new(attribute::OUTPUT_INDEX, i64::from(life.output.index.get())),
+            KeyValue::new(attribute::WORKER, attempt.worker.to_string()),
+            KeyValue::new(attribute::ATTEMPT, number),
+            KeyValue::new(attribute::ERROR_TYPE, value::WORKER_LOST),
+        ];
+        let lost = tracer
+            .span_builder(span::LOST_ATTEMPT)
+            .with_start_time(wall_clock(attempt.started_at))
+            .with_attributes(attributes);
+        let mut lost = tracer.build_with_context(lost, &self.0);
+        lost.set_status(Status::error(value::WORKER_LOST));
+        lost.end_with_timestamp(wall_clock(now));
+    }
+}
+
+fn is_lost(attempt: &Attempt, finder: &WorkerId) -> bool {
+    attempt.outcome.is_none() && attempt.worker != *finder
+}
+
+fn wall_clock(at: UnixMillis) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(at)
 }

@@ -38,13 +38,14 @@ pub struct PriorGrid<'a> {
 }
 
 /// How far a picture is; told after the fact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PaintProgress {
     GlyphEncoded,
-    /// `step` of `steps` is done; counts from 1.
+    /// `step` of `steps` is done; counts from 1. It started at the noise level `sigma`.
     Step {
         step: u32,
         steps: u32,
+        sigma: f32,
     },
     Decoded,
 }

@@ -169,6 +169,7 @@ impl Painter {
             report(PaintProgress::Step {
                 step,
                 steps: request.steps,
+                sigma: euler.sigma,
             })?;
         }
 

@@ -113,6 +113,7 @@ impl Schedule {
             .zip(self.sigmas.windows(2))
             .map(|(timestep, sigmas)| Step {
                 conditioning: timestep - 1.0,
+                sigma: sigmas[0],
                 sigma_change: sigmas[1] - sigmas[0],
             })
     }
@@ -124,6 +125,8 @@ pub(crate) struct Step {
     /// What the DiT is told: the raw timestep less one, **not** the shifted sigma. (A diffusers snapshot of July
     /// 2026 passed the shifted one; two ports found pictures oversaturated with it.)
     pub(crate) conditioning: f32,
+    /// The noise level that it starts at.
+    pub(crate) sigma: f32,
     /// Next sigma minus this sigma; negative.
     pub(crate) sigma_change: f32,
 }

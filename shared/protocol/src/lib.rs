@@ -25,6 +25,7 @@ mod progress;
 mod result;
 mod subject;
 pub mod topology;
+pub mod trace;
 
 pub use codec::{DecodeError, EncodeError, Message, decode, encode};
 pub use dead::{DeadLetter, DeadMessage, Revival};

@@ -10,7 +10,7 @@ use std::{
 
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
 
-use crate::address;
+use crate::{TraceArgs, address};
 
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
@@ -128,6 +128,10 @@ pub struct ShellArgs {
     /// Seconds between the signal to stop and giving up on what is still running
     #[arg(long = "grace-s", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub grace: Duration,
+
+    /// Where spans go.
+    #[command(flatten)]
+    pub traces: TraceArgs,
 }
 
 /// What a failure costs, in both worker roles.

@@ -6,7 +6,7 @@ use prometheus_client::{encoding::text, registry::Registry};
 use tokio::{net::TcpListener, sync::watch};
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode};
 
-use crate::Shutdown;
+use crate::{Shutdown, telemetry};
 
 /// Whether the process takes work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,6 +101,9 @@ impl Health {
         for note in &self.upstream.borrow().notes {
             text.push_str(note);
             text.push('\n');
+        }
+        if telemetry::export_state().failing {
+            text.push_str("traces: the collector takes no spans\n");
         }
         text
     }

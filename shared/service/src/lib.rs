@@ -13,6 +13,7 @@ pub mod process;
 mod replay_args;
 mod shutdown;
 pub mod telemetry;
+mod trace_args;
 
 pub use args::{
     Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials,
@@ -24,3 +25,4 @@ pub use model_args::ModelArgs;
 pub use prometheus_client as metrics;
 pub use replay_args::ReplayArgs;
 pub use shutdown::Shutdown;
+pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};

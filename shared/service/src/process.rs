@@ -1,8 +1,13 @@
 //! The life of a role's process: runtime, telemetry, signals, work; telemetry ends last.
 
+use protocol::{Role, WorkerId};
 use tokio::runtime::Builder;
 
-use crate::{ShellArgs, Shutdown, exit::Failure, telemetry};
+use crate::{
+    BusArgs, ShellArgs, Shutdown,
+    exit::Failure,
+    telemetry::{self, Identity},
+};
 
 /// How many threads a process's tasks run on, besides those of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,27 +19,44 @@ pub enum Threads {
     PerCore,
 }
 
-/// Runs `work` until it returns; the shutdown it is given is cancelled by a signal.
-pub fn run<F>(
-    role: &'static str,
-    threads: Threads,
-    shell: &ShellArgs,
-    work: F,
-) -> Result<(), Failure>
+/// What a process is.
+#[derive(Debug, Clone, Copy)]
+pub struct Process<'a> {
+    /// The name of its program.
+    pub program: &'static str,
+    /// What it does in its deployment.
+    pub role: Role,
+    /// What its tasks run on.
+    pub threads: Threads,
+    /// Where its deployment is.
+    pub bus: &'a BusArgs,
+    /// Everything else.
+    pub shell: &'a ShellArgs,
+}
+
+/// Runs `work` until it returns; the shutdown it is given is cancelled by a signal. The name is what the fleet is to
+/// know the process by: its spans have it already.
+pub fn run<F>(process: &Process<'_>, work: F) -> Result<(), Failure>
 where
-    F: AsyncFnOnce(Shutdown) -> Result<(), Failure>,
+    F: AsyncFnOnce(Shutdown, WorkerId) -> Result<(), Failure>,
 {
-    let mut builder = match threads {
+    let mut builder = match process.threads {
         Threads::One => Builder::new_current_thread(),
         Threads::PerCore => Builder::new_multi_thread(),
     };
     let runtime = builder.enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(&error))?;
     runtime.block_on(async {
-        let telemetry = telemetry::init(role, shell)?;
+        let name = WorkerId::generate(process.role);
+        let identity = Identity {
+            service: process.program,
+            deployment: process.bus.prefix.to_string(),
+            instance: name.to_string(),
+        };
+        let telemetry = telemetry::init(&identity, process.shell)?;
         let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
-        let outcome = work(shutdown).await;
-        drop(telemetry);
+        let outcome = work(shutdown, name).await;
+        telemetry.end().await;
         outcome
     })
 }

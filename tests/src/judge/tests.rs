@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
-
 use super::{
     Caption, Form, Kind, Marks, Palette, Picture, Tally, Thing, held_out, mark, palette::BOX, read,
 };
@@ -48,6 +46,8 @@ const ALL: Marks = Marks {
     whole: 1.0,
 };
 
+const WRONG: Marks = Marks { whole: 0.0, ..ALL };
+
 #[test]
 fn every_held_out_scene_is_read_as_it_was_drawn() {
     let (captions, palette) = (held_out(), Palette::load());
@@ -82,48 +82,46 @@ fn other_colour(thing: &mut Thing) {
 }
 
 #[test]
-fn what_is_painted_otherwise_is_wrong_and_nothing_else() {
-    let palette = Palette::load();
-    let wrong = Marks { whole: 0.0, ..ALL };
-    let circle = |size: &str| Form::Object {
-        shape: "circle".to_owned(),
-        size: size.to_owned(),
-    };
-    let letter = |letter: &str| Form::Letter {
-        letter: letter.to_owned(),
-    };
-    let table = [
+fn an_object_painted_otherwise_is_wrong_in_that_and_nothing_else() {
+    assert_marks(&[
         (
             changed(Kind::Single, |c| "beige".clone_into(&mut c.background)),
             Marks {
                 background: 0.0,
-                ..wrong
+                ..WRONG
             },
         ),
         (
             changed(Kind::Single, |c| other_colour(&mut c.things[0])),
             Marks {
                 colour: 0.0,
-                ..wrong
+                ..WRONG
             },
         ),
         (
             // The first asks for a big star.
-            changed(Kind::Single, |c| c.things[0].form = circle("big")),
-            Marks { form: 0.0, ..wrong },
+            changed(Kind::Single, |c| c.things[0].form = circle()),
+            Marks { form: 0.0, ..WRONG },
         ),
         (
             changed(Kind::Single, |c| c.things[0].row = 0),
             Marks {
                 place: 0.0,
-                ..wrong
+                ..WRONG
             },
         ),
+        (changed(Kind::Single, |c| c.things.push(speck(c))), WRONG),
+    ]);
+}
+
+#[test]
+fn half_a_pair_is_half_right() {
+    assert_marks(&[
         (
             changed(Kind::Pair, |c| other_colour(&mut c.things[1])),
             Marks {
                 colour: 0.5,
-                ..wrong
+                ..WRONG
             },
         ),
         (
@@ -133,33 +131,50 @@ fn what_is_painted_otherwise_is_wrong_and_nothing_else() {
                 form: 0.5,
                 size: 0.5,
                 place: 0.5,
-                ..wrong
+                ..WRONG
             },
         ),
+    ]);
+}
+
+#[test]
+fn another_letter_or_no_letter_is_wrong() {
+    assert_marks(&[
         (
-            changed(Kind::Letter, |c| c.things[0].form = letter("O")),
+            changed(Kind::Letter, |c| {
+                c.things[0].form = Form::Letter {
+                    letter: "O".to_owned(),
+                }
+            }),
             Marks {
                 form: 0.0,
                 size: 0.0,
-                ..wrong
+                ..WRONG
             },
         ),
         (
-            changed(Kind::Letter, |c| c.things[0].form = circle("big")),
+            changed(Kind::Letter, |c| c.things[0].form = circle()),
             Marks {
                 form: 0.0,
                 size: 0.0,
-                ..wrong
+                ..WRONG
             },
         ),
-        (changed(Kind::Single, |c| c.things.push(speck(c))), wrong),
-    ];
+    ]);
+}
+
+fn circle() -> Form {
+    Form::Object {
+        shape: "circle".to_owned(),
+        size: "big".to_owned(),
+    }
+}
+
+fn assert_marks(table: &[((Caption, Caption), Marks)]) {
+    let palette = Palette::load();
     for ((asked, painted), expected) in table {
-        assert_eq!(
-            marks_of(&asked, &painted, &palette),
-            expected,
-            "{asked:?} {painted:?}"
-        );
+        let marks = marks_of(asked, painted, &palette);
+        assert_eq!(marks, *expected, "{asked:?} {painted:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use batching::{BatchId, Event, is_retried};
 use messaging::KnownLife;
 use protocol::{JobId, OutputId};
-use service::clock::unix_millis;
+use service::{clock::unix_millis, telemetry::spans};
 use tracing::Instrument;
 
 use super::{Driver, Running, hands::News};
@@ -46,8 +46,13 @@ impl Driver {
         };
         for (known, row) in rows {
             let output = known.output();
-            let held = self.held.get(&output.job);
-            if held.and_then(|held| held.doing(output)) == Some(Doing::Running(id)) {
+            let open = self.held_of(output).and_then(|held| held.output(output));
+            if let Some(open) = open
+                && open.doing() == Doing::Running(id)
+            {
+                if let RowEnd::Ran(Err(error), _) = &row {
+                    spans::fail(open.stage(), error.code);
+                }
                 self.settle(known, row, times);
             }
         }
@@ -131,7 +136,7 @@ impl Driver {
         };
         let request = Arc::clone(&held.request);
         if let Some(open) = held.output(output) {
-            open.doing = doing;
+            open.now(doing, &request.span);
         }
         let span = request.span.clone();
         let passed = match doing {

@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use batching::{BatchId, Row};
-use service::clock::unix_millis;
-use tracing::Instrument;
+use protocol::{
+    ImageSize,
+    trace::{attribute, span},
+};
+use service::{clock::unix_millis, telemetry::spans::is_sampled};
+use tracing::{Instrument, Span};
 
 use super::{Driver, Running, hands::News};
 use crate::{batch::Batch, request::Doing};
@@ -16,9 +20,7 @@ impl Driver {
         let Some(first) = rows.first() else {
             return false;
         };
-        // The batch is one span; it follows from every request in it.
-        let span = tracing::info_span!("ar batch", rows = rows.len(), size = %first.size);
-        let (mut outputs, mut run) = (Vec::new(), Vec::new());
+        let (mut outputs, mut run, mut spans) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows {
             let Some(held) = self.held.get_mut(&row.output.job) else {
                 continue;
@@ -32,14 +34,15 @@ impl Driver {
             else {
                 continue;
             };
-            open.doing = Doing::Running(id);
-            span.follows_from(&request.span);
+            open.now(Doing::Running(id), &request.span);
+            spans.push((request.span.clone(), open.stage().clone()));
             outputs.push(row.output);
             run.push((prior_row, open.known.clone()));
         }
         if run.is_empty() {
             return false;
         }
+        let span = batch_span(&spans, first.size);
         tracing::debug!(parent: &span, "batch started");
         let stop = self.stop.child_token();
         let batch = Batch {
@@ -64,4 +67,23 @@ impl Driver {
         self.changed();
         true
     }
+}
+
+/// The span of a batch of rows, each with its request's span and its own: linked to each of them. A span has one parent
+/// only; it is the oldest request that a collector is to hear of, so that a batch is seen where a job of it is.
+fn batch_span(rows: &[(Span, Span)], size: ImageSize) -> Span {
+    let requests = || rows.iter().map(|(request, _)| request);
+    let parent = requests().find(|request| is_sampled(request));
+    let parent = parent.or(requests().next()).and_then(Span::id);
+    let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
+    let batch = tracing::info_span!(
+        parent: parent,
+        span::AR_BATCH,
+        { attribute::MESSAGING_BATCH_MESSAGE_COUNT } = count,
+        { attribute::SIZE } = %size,
+    );
+    for (_, row) in rows {
+        batch.follows_from(row);
+    }
+    batch
 }

@@ -67,7 +67,7 @@ impl Driver {
             let Some(open) = self.held_of(output).and_then(|held| held.output(output)) else {
                 continue;
             };
-            open.doing = Doing::Waiting { told: true };
+            open.waiting_is_told();
             let (known, bench) = (open.known.clone(), Arc::clone(&self.bench));
             self.hands.task(async move {
                 let bus = &bench.member.bus;
@@ -105,7 +105,7 @@ impl Driver {
     pub(super) fn told(&mut self, output: OutputId, known: Option<KnownLife>) {
         let open = self.held_of(output).and_then(|held| held.output(output));
         if let (Some(open), Some(known)) = (open, known)
-            && open.doing == (Doing::Waiting { told: true })
+            && open.doing() == (Doing::Waiting { told: true })
         {
             open.known = known;
         }

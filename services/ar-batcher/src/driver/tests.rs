@@ -85,6 +85,7 @@ impl Site {
         }
         let tracker = TaskTracker::new();
         let joining = Joining {
+            name: protocol::WorkerId::generate(Role::ArBatcher),
             urls: vec![broker.url()],
             access: Access::default(),
             prefix,

@@ -42,6 +42,12 @@ impl SrtUrl {
     pub(crate) fn route(&self, path: &str) -> String {
         format!("{}{path}", self.0)
     }
+
+    /// Host and port, for a trace.
+    pub(crate) fn server(&self) -> Option<(String, u16)> {
+        let url = reqwest::Url::parse(&self.0).ok()?;
+        Some((url.host_str()?.to_owned(), url.port_or_known_default()?))
+    }
 }
 
 impl FromStr for SrtUrl {

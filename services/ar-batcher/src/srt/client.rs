@@ -4,9 +4,12 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use protocol::trace::{attribute, span};
 use reqwest::{Client, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use service::telemetry::spans;
+use tracing::{Instrument, Span};
 
 use super::{
     args::SrtUrl,
@@ -76,6 +79,20 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
+    /// For a trace.
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Unreachable(_) => "unreachable",
+            Self::Full(_) => "full",
+            Self::Lost(_) => "connection_lost",
+            Self::TimedOut(_) => "timeout",
+            Self::Status { .. } => "status",
+            Self::TooLarge(_) => "too_large",
+            Self::NoList(_) | Self::WrongLength(_) => "invalid_answer",
+        }
+    }
+
     /// Whether the same call may succeed a moment later. What the server refused (4xx) it refuses again, and a call
     /// that took too long has used up the row's patience.
     pub(crate) fn may_pass(&self) -> bool {
@@ -141,9 +158,24 @@ impl SrtClient {
 
     /// `POST /generate`: the entries of the answer.
     pub(crate) async fn generate(&self, body: &Generate<'_>) -> Result<Vec<Value>, CallError> {
-        let request = self.http.post(self.url.route("/generate")).json(body);
+        let span = self.call_span();
+        let called = self.call(body, &span).instrument(span.clone()).await;
+        if let Err(error) = &called {
+            spans::fail_as(&span, error.kind());
+        }
+        called
+    }
+
+    /// The trace goes on in a server that has one.
+    async fn call(&self, body: &Generate<'_>, span: &Span) -> Result<Vec<Value>, CallError> {
+        let mut request = self.http.post(self.url.route("/generate")).json(body);
+        for (name, value) in spans::outgoing() {
+            request = request.header(name, value);
+        }
         let response = request.timeout(self.timeout).send().await;
         let response = response.map_err(|error| self.broken(error))?;
+        let code = i64::from(response.status().as_u16());
+        spans::set(span, attribute::HTTP_RESPONSE_STATUS_CODE, code);
         let status = response.status();
         if status != StatusCode::OK {
             return Err(self.refusal(status, response).await);
@@ -151,6 +183,18 @@ impl SrtClient {
         let bytes_max = ANSWER_BYTES_PER_ROW_MAX * body.rows();
         let bytes = self.body(response, bytes_max).await?;
         serde_json::from_slice(&bytes).map_err(CallError::NoList)
+    }
+
+    fn call_span(&self) -> Span {
+        let span = tracing::debug_span!(span::SRT_GENERATE, otel.kind = "client");
+        spans::set(&span, attribute::HTTP_REQUEST_METHOD, "POST");
+        if !span.is_disabled()
+            && let Some((host, port)) = self.url.server()
+        {
+            spans::set(&span, attribute::SERVER_ADDRESS, host);
+            spans::set(&span, attribute::SERVER_PORT, i64::from(port));
+        }
+        span
     }
 
     /// Tells the server that nobody needs these rows; a server that does not hear it writes them for nobody.

@@ -6,9 +6,9 @@ use batching::is_retried;
 use messaging::Lease;
 use protocol::{
     CurrentWork, DenoiseJob, JobError, LifeEvent, Progress, Stage, UnixMillis, WorkStage,
-    WorkerState,
+    WorkerState, trace::value,
 };
-use service::{DeviceThreadDied, clock::unix_millis};
+use service::{DeviceThreadDied, clock::unix_millis, telemetry::spans};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use super::Worker;
+use super::{Worker, ended_as};
 use crate::{
     decide::too_late,
     engine::{NotPainted, Painted},
@@ -80,7 +80,10 @@ impl Worker<'_> {
                 return Ok(());
             }
             // Its attempt stays open: the output, or the device, has to answer for it.
-            () = self.stalled(&painting) => return Err(DeviceThreadDied),
+            () = self.stalled(&painting) => {
+                spans::fail_as(&Span::current(), value::DEVICE_HANGS);
+                return Err(DeviceThreadDied);
+            }
             interruption = self.interruption(&painting.job, &lease) => interruption,
             never = self.report(watched) => match never {},
         };
@@ -114,12 +117,14 @@ impl Worker<'_> {
             Interruption::Draining => {
                 // At once: the step that is running may take longer than the grace period.
                 self.counters.given_back.inc();
+                ended_as(value::GIVEN_BACK);
                 self.note_given_back(output).await;
                 lease.nak(None);
                 return Ok(());
             }
             Interruption::Ended => {
                 self.counters.stopped.inc();
+                ended_as(value::ENDED_ELSEWHERE);
                 lease.ack().await;
             }
             Interruption::Expired => {
@@ -127,6 +132,7 @@ impl Worker<'_> {
                 self.refuse(&painting.job, too_late(), lease).await;
             }
             Interruption::Lost => {
+                spans::fail_as(&Span::current(), value::LEASE_LOST);
                 self.sign_off(output);
                 kept = Some(lease);
             }
@@ -183,6 +189,7 @@ impl Worker<'_> {
     /// Another worker tries, or the next one to start gives the output up.
     async fn attempt_failed(&mut self, job: &DenoiseJob, error: JobError, lease: Lease) {
         tracing::warn!(output = %job.output, code = %error.code, error = error.text, "attempt failed");
+        spans::fail(&Span::current(), error.code);
         self.breaker.failed(job.output);
         self.counters.attempts_failed.inc();
         let failed = LifeEvent::AttemptFailed {

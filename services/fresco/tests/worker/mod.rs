@@ -17,7 +17,7 @@ use std::{
 use messaging::{Access, Bus, BusConfig, Joining, Membership, WorkQueue};
 use protocol::{
     CurrentWork, DenoiseJob, DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, Prefix,
-    PriorTokens, PriorUsage, Role, Seed, Subject, WorkerPresence, WorkerState,
+    PriorTokens, PriorUsage, Role, Seed, Subject, WorkerId, WorkerPresence, WorkerState,
 };
 use service::{Health, Shutdown, metrics::registry::Registry};
 use tokio_util::task::TaskTracker;
@@ -54,6 +54,7 @@ async fn process() {
 
 pub fn joining(url: &str) -> Joining {
     Joining {
+        name: WorkerId::generate(Role::Denoiser),
         urls: vec![url.to_owned()],
         access: Access::default(),
         prefix: prefix(),

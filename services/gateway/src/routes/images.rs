@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Buf;
 use futures::Stream;
-use protocol::{ErrorCode, JobRecord, OutputId, OutputResult};
+use protocol::{ErrorCode, JobRecord, OutputId, OutputResult, trace::attribute};
 use service::clock::unix_millis;
 use warp::{
     Filter,
@@ -28,11 +28,15 @@ use crate::{
     waiting::{OnDisconnect, Stay, all_ended, on_disconnect, so_far},
 };
 
+/// Patterns of paths, as a trace has them.
+const GENERATIONS: &str = "/v1/images/generations";
+const CONTENT: &str = "/v1/images/{output}/content";
+
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let generations = warp::path!("v1" / "images" / "generations");
     let generate = generations
         .and(warp::post())
-        .and(spanned())
+        .and(spanned(GENERATIONS))
         .and(with(gateway))
         .and(warp::header::headers_cloned())
         .and(host())
@@ -45,7 +49,7 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let content_path = warp::path!("v1" / "images" / String / "content");
     let content = content_path
         .and(warp::get().or(warp::head()).unify())
-        .and(spanned())
+        .and(spanned(CONTENT))
         .and(with(gateway))
         .and(warp::header::headers_cloned())
         .then(|id: String, span, gateway: Arc<Gateway>, headers| {
@@ -135,7 +139,7 @@ async fn generate_new(
 
 /// The answer about a job that is queued: at once, or with its pictures.
 async fn reply(gateway: &Gateway, open: OpenJob, wish: Wish) -> Result<Response, ApiError> {
-    tracing::Span::current().record("job", tracing::field::display(open.record.job));
+    tracing::Span::current().record(attribute::JOB_ID, tracing::field::display(open.record.job));
     if wish.in_background {
         return Ok(job_accepted(gateway, &open, &wish.base));
     }

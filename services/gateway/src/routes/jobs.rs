@@ -23,11 +23,14 @@ use crate::{
     waiting::so_far,
 };
 
+/// The pattern of the path, as a trace has it.
+const JOB: &str = "/v1/images/jobs/{id}";
+
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let path = warp::path!("v1" / "images" / "jobs" / String);
     let show = path
         .and(warp::get())
-        .and(spanned())
+        .and(spanned(JOB))
         .and(with(gateway))
         .and(host())
         .then(|id: String, span, gateway: Arc<Gateway>, host| {
@@ -35,7 +38,7 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         });
     let cancel = path
         .and(warp::delete())
-        .and(spanned())
+        .and(spanned(JOB))
         .and(with(gateway))
         .and(host())
         .then(|id: String, span, gateway: Arc<Gateway>, host| {

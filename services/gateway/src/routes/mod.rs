@@ -8,7 +8,11 @@ mod workers;
 use std::{convert::Infallible, future::Future, sync::Arc};
 
 use opentelemetry::{global, propagation::Extractor};
-use protocol::ErrorCode;
+use protocol::{
+    ErrorCode,
+    trace::{attribute, value},
+};
+use service::telemetry::spans;
 use tracing::{Instrument, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use warp::{
@@ -20,7 +24,10 @@ use warp::{
     reply::Response,
 };
 
-use crate::{gateway::Gateway, reply::ApiError};
+use crate::{
+    gateway::Gateway,
+    reply::{ApiError, with_trace_id},
+};
 
 /// Everything the gateway answers.
 pub(crate) fn all(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
@@ -54,9 +61,17 @@ async fn answer(span: Span, handler: impl Future<Output = Result<Response, ApiEr
             tracing::debug!(%code, text = error.error().text, "request is refused");
             error.into_response()
         });
-        let status = response.status().as_u16();
-        Span::current().record("http.response.status_code", status);
-        response
+        let (status, span) = (response.status(), Span::current());
+        // Signed: of other whole numbers the layer makes texts.
+        let code = i64::from(status.as_u16());
+        span.record(attribute::HTTP_RESPONSE_STATUS_CODE, code);
+        if status.is_server_error() {
+            spans::fail_as(&span, value::SERVER_ERROR);
+        }
+        match spans::trace_id() {
+            Some(trace) => with_trace_id(response, &trace),
+            None => response,
+        }
     };
     answer.instrument(span).await
 }
@@ -81,23 +96,36 @@ fn only(methods: &'static str) -> impl Fn() -> Response + Clone {
 }
 
 /// The span of a request. Not warp's own: that one writes a line per request, and an error for each 503.
-fn spanned() -> impl Filter<Extract = (Span,), Error = Infallible> + Clone {
+fn spanned(route: &'static str) -> impl Filter<Extract = (Span,), Error = Infallible> + Clone {
     warp::method()
         .and(warp::path::full())
         .and(warp::header::headers_cloned())
-        .map(|method, path: FullPath, headers| span(&method, path.as_str(), &headers))
+        .map(move |method, path: FullPath, headers| {
+            let path = path.as_str();
+            span(&Asked { route, path }, &method, &headers)
+        })
+}
+
+/// The path of a request, and what it is one of.
+struct Asked<'a> {
+    route: &'static str,
+    path: &'a str,
 }
 
 /// In the trace that the request's sender started. The path is cut: it comes from outside.
-fn span(method: &Method, path: &str, headers: &HeaderMap) -> Span {
+fn span(asked: &Asked<'_>, method: &Method, headers: &HeaderMap) -> Span {
+    let Asked { route, path } = asked;
     let path: String = path.chars().take(PATH_CHARS_MAX).collect();
     let span = tracing::info_span!(
         "request",
-        http.request.method = %method,
-        url.path = path,
-        http.response.status_code = tracing::field::Empty,
-        job = tracing::field::Empty,
+        otel.name = format!("{method} {route}"),
+        otel.kind = "server",
+        { attribute::URL_PATH } = path,
+        { attribute::HTTP_RESPONSE_STATUS_CODE } = tracing::field::Empty,
+        { attribute::JOB_ID } = tracing::field::Empty,
     );
+    spans::set(&span, attribute::HTTP_ROUTE, *route);
+    spans::set(&span, attribute::HTTP_REQUEST_METHOD, method.to_string());
     let parent =
         global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)));
     // Without a telemetry layer, as in most tests, there is no trace to join.

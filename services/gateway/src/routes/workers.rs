@@ -16,11 +16,14 @@ use warp::{
 use super::{answer, ok, only, spanned, with};
 use crate::{gateway::Gateway, job_answer::seconds, reply::ApiError};
 
+/// The path, as a trace has it.
+const WORKERS: &str = "/v1/workers";
+
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let path = warp::path!("v1" / "workers");
     let list = path
         .and(warp::get())
-        .and(spanned())
+        .and(spanned(WORKERS))
         .and(with(gateway))
         .then(|span, gateway: Arc<Gateway>| answer(span, async move { list(&gateway).await }));
     list.or(path.map(only("GET"))).unify().boxed()

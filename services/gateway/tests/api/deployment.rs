@@ -167,7 +167,10 @@ impl Deployment {
         ];
         let config = Config::try_parse_from(fixed.iter().chain(flags)).unwrap();
         let shutdown = Shutdown::default();
-        let running = gateway::start(config, shutdown.clone()).await.unwrap();
+        let name = WorkerId::generate(Role::Gateway);
+        let running = gateway::start(config, name, shutdown.clone())
+            .await
+            .unwrap();
         let url = format!("http://{}", std::fs::read_to_string(&file).unwrap());
         assert_eq!(url, format!("http://{}", running.address));
         TestGateway {

@@ -166,8 +166,13 @@ async fn the_clients_trace_goes_on_behind_the_queue() {
         #[command(flatten)]
         shell: service::ShellArgs,
     }
-    let _telemetry =
-        service::telemetry::init("test", &Flags::parse_from(["test", "--log=info"]).shell).unwrap();
+    let identity = service::telemetry::Identity {
+        service: "test",
+        deployment: String::new(),
+        instance: String::new(),
+    };
+    let shell = Flags::parse_from(["test", "--log=info"]).shell;
+    let _telemetry = service::telemetry::init(&identity, &shell).unwrap();
     let deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
     let mut queue = deployment.ar_queue().await;
@@ -184,6 +189,10 @@ async fn the_clients_trace_goes_on_behind_the_queue() {
     );
     let (reply, (_, delivery)) = tokio::join!(request, next_job(&mut queue));
     assert_eq!(reply.status, 202);
+    assert_eq!(
+        reply.headers["x-trace-id"],
+        "0af7651916cd43dd8448eb211c80319c"
+    );
     let context = delivery.context.span().span_context().clone();
     assert_eq!(
         context.trace_id().to_string(),

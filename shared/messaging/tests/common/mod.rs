@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{Mutex, mpsc},
     thread,
 };
 
@@ -48,7 +48,8 @@ pub struct Broker {
     port: u16,
     child: Child,
     launch: Launch,
-    log: mpsc::Receiver<String>,
+    /// Locked, so that a broker may be shared.
+    log: Mutex<mpsc::Receiver<String>>,
 }
 
 /// How a server is started, and again after it was killed.
@@ -113,7 +114,7 @@ impl Broker {
             port,
             child,
             launch,
-            log,
+            log: Mutex::new(log),
         }
     }
 
@@ -123,7 +124,8 @@ impl Broker {
 
     /// What it says next of something that a client may not do: who and which subject. Waits for it.
     pub fn next_violation(&self) -> String {
-        let told = self.log.recv_timeout(VIOLATION_WITHIN);
+        let log = self.log.lock().expect("no reader of the log panics");
+        let told = log.recv_timeout(VIOLATION_WITHIN);
         told.expect("the server tells of a violation")
     }
 
@@ -148,7 +150,7 @@ impl Broker {
     pub fn start_again(&mut self) {
         let (child, port, log) = spawn(&self.launch, i32::from(self.port));
         assert_eq!(port, self.port, "the server listens where it did before");
-        (self.child, self.log) = (child, log);
+        (self.child, self.log) = (child, Mutex::new(log));
     }
 
     /// As an operator ends it.

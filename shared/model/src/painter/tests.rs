@@ -197,7 +197,14 @@ fn two_pictures_painted_in_turns_do_not_disturb_each_other() {
     let mut inner = None;
     let outer = painter
         .paint(&request, &mut |progress| {
-            if progress == (PaintProgress::Step { step: 1, steps: 3 }) {
+            if matches!(
+                progress,
+                PaintProgress::Step {
+                    step: 1,
+                    steps: 3,
+                    ..
+                }
+            ) {
                 inner = Some(paint(&painter, &inner_request).unwrap());
             }
             ControlFlow::Continue(())
@@ -206,6 +213,14 @@ fn two_pictures_painted_in_turns_do_not_disturb_each_other() {
 
     assert_eq!(outer, alone);
     assert_eq!(inner, Some(inner_alone));
+}
+
+/// The noise level that a step started at.
+fn sigma(progress: &PaintProgress) -> Option<f32> {
+    match progress {
+        PaintProgress::Step { sigma, .. } => Some(*sigma),
+        PaintProgress::GlyphEncoded | PaintProgress::Decoded => None,
+    }
 }
 
 #[test]
@@ -220,7 +235,14 @@ fn progress_comes_after_the_glyphs_each_step_and_the_decoding() {
         })
         .unwrap();
 
-    let step = |step| PaintProgress::Step { step, steps: 4 };
+    let sigmas: Vec<f32> = seen.iter().filter_map(sigma).collect();
+    assert_eq!(sigmas[0], 1.0, "pure noise");
+    assert!(sigmas.is_sorted_by(|a, b| a > b), "{sigmas:?}");
+    let step = |step: u32| PaintProgress::Step {
+        step,
+        steps: 4,
+        sigma: sigmas[step as usize - 1],
+    };
     let expected = [
         PaintProgress::GlyphEncoded,
         step(1),

@@ -1,0 +1,209 @@
+//! Where spans go: nowhere, or to an OTLP collector in batches. A collector that is slow, full or dead costs spans and
+//! nothing else: ending a span never waits, and the batches are sent from a thread of their own.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::{
+    Resource,
+    error::OTelSdkResult,
+    trace::{
+        BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, SpanData,
+        SpanExporter as ExportSpans,
+    },
+};
+use protocol::{limits::STEPS_MAX, trace::attribute};
+
+use super::Identity;
+use crate::{
+    TraceArgs,
+    trace_args::{OtlpEndpoint, OtlpProtocol},
+};
+
+/// Spans that wait to be sent; more are dropped. A hundred pictures' worth.
+const SPANS_WAITING_MAX: usize = 2_048;
+
+/// Spans in one message to the collector.
+const SPANS_PER_EXPORT_MAX: usize = 512;
+
+/// How long a span waits for company: what a person who looks at a running job notices.
+const EXPORT_PERIOD: Duration = Duration::from_secs(1);
+
+/// How long the collector has to take a batch. Meanwhile the next ones gather, and what has no room is dropped.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Events of one span: a denoising step is one, and a few more may be said.
+const EVENTS_PER_SPAN_MAX: u32 = STEPS_MAX as u32 + 16;
+
+/// Rows of a batch are its links; more than an engine has slots.
+const LINKS_PER_SPAN_MAX: u32 = 256;
+
+/// What became of the spans so far.
+static EXPORT: Export = Export::new();
+
+/// The spans of a process on their way out.
+struct Export {
+    failing: AtomicBool,
+    sent: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// What became of a process's spans so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportState {
+    /// The collector did not take the last batch.
+    pub failing: bool,
+    /// Spans it took.
+    pub sent: u64,
+    /// Spans it did not take. Those that found no room to wait are not among them.
+    pub lost: u64,
+}
+
+/// What became of this process's spans so far.
+pub fn export_state() -> ExportState {
+    EXPORT.state()
+}
+
+impl Export {
+    const fn new() -> Self {
+        Self {
+            failing: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> ExportState {
+        ExportState {
+            failing: self.failing.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Counts a batch of `spans`; says whether that is news: the first failure, or the first success after one.
+    fn ended(&self, spans: usize, taken: bool) -> bool {
+        let counter = if taken { &self.sent } else { &self.lost };
+        counter.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.failing.swap(!taken, Ordering::Relaxed) == taken
+    }
+}
+
+/// The provider of every span of this process.
+pub(super) fn provider(
+    identity: &Identity,
+    args: &TraceArgs,
+) -> Result<SdkTracerProvider, ExporterBuildError> {
+    let sampler = Sampler::TraceIdRatioBased(args.trace_ratio);
+    let mut provider = SdkTracerProvider::builder()
+        .with_sampler(Sampler::ParentBased(Box::new(sampler)))
+        .with_max_events_per_span(EVENTS_PER_SPAN_MAX)
+        .with_max_links_per_span(LINKS_PER_SPAN_MAX)
+        .with_resource(resource(identity));
+    if let Some(endpoint) = &args.otlp_endpoint {
+        let exporter = Watched(exporter(endpoint, args.otlp_protocol)?);
+        let batches = BatchConfigBuilder::default()
+            .with_max_queue_size(SPANS_WAITING_MAX)
+            .with_max_export_batch_size(SPANS_PER_EXPORT_MAX)
+            .with_scheduled_delay(EXPORT_PERIOD)
+            .build();
+        let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches);
+        provider = provider.with_span_processor(processor.build());
+    }
+    Ok(provider.build())
+}
+
+/// Not the library's own: that one reads the environment besides.
+fn resource(identity: &Identity) -> Resource {
+    let Identity {
+        service,
+        deployment,
+        instance,
+    } = identity;
+    let attributes = [
+        (attribute::SERVICE_NAME, (*service).to_owned()),
+        (attribute::SERVICE_NAMESPACE, deployment.clone()),
+        (attribute::SERVICE_INSTANCE_ID, instance.clone()),
+        (
+            attribute::SERVICE_VERSION,
+            env!("CARGO_PKG_VERSION").to_owned(),
+        ),
+    ];
+    let attributes = attributes.map(|(name, value)| KeyValue::new(name, value));
+    Resource::builder_empty()
+        .with_attributes(attributes)
+        .build()
+}
+
+fn exporter(
+    endpoint: &OtlpEndpoint,
+    protocol: OtlpProtocol,
+) -> Result<SpanExporter, ExporterBuildError> {
+    match protocol {
+        OtlpProtocol::Grpc => SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(endpoint.to_string())
+            .with_timeout(EXPORT_TIMEOUT)
+            .build(),
+        OtlpProtocol::HttpProtobuf => SpanExporter::builder()
+            .with_http()
+            .with_protocol(Protocol::HttpBinary)
+            .with_endpoint(endpoint.at("/v1/traces"))
+            .with_timeout(EXPORT_TIMEOUT)
+            .build(),
+    }
+}
+
+/// Tells once when the collector takes no spans any more, and once when it does again: not for each batch.
+#[derive(Debug)]
+struct Watched(SpanExporter);
+
+impl ExportSpans for Watched {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        let exported = self.0.export(batch).await;
+        let news = EXPORT.ended(spans, exported.is_ok());
+        match &exported {
+            Ok(()) if news => tracing::info!("the collector takes spans again"),
+            Err(error) if news => {
+                tracing::warn!(
+                    error = crate::exit::chain(error),
+                    "the collector takes no spans, dropping them until it does"
+                );
+            }
+            Ok(()) | Err(_) => {}
+        }
+        exported
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.0.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.0.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_collector_is_told_of_once_and_its_return_once() {
+        let export = Export::new();
+        let batches = [true, false, false, true, true];
+        let news = batches.map(|taken| export.ended(3, taken));
+        assert_eq!(news, [false, true, false, true, false]);
+        let state = ExportState {
+            failing: false,
+            sent: 9,
+            lost: 6,
+        };
+        assert_eq!(export.state(), state);
+    }
+}

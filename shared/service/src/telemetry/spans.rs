@@ -1,0 +1,61 @@
+//! What is said of a span besides its fields: an error, an event. For crates that know `tracing` only.
+
+use std::collections::HashMap;
+
+use opentelemetry::{
+    Context, KeyValue, global,
+    trace::{Status, TraceContextExt, TraceId},
+};
+use protocol::{ErrorCode, trace::attribute};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// A value of an attribute.
+pub use opentelemetry::Value;
+
+/// `span` ends with this error. A cancelled one ends without: nothing went wrong.
+pub fn fail(span: &Span, code: ErrorCode) {
+    span.set_attribute(attribute::ERROR_TYPE, code.as_str());
+    if code != ErrorCode::Cancelled {
+        span.set_status(Status::error(code.as_str()));
+    }
+}
+
+/// `span` ends with an error of this type that no client hears of.
+pub fn fail_as(span: &Span, error_type: &'static str) {
+    span.set_attribute(attribute::ERROR_TYPE, error_type);
+    span.set_status(Status::error(error_type));
+}
+
+/// Says more of `span`.
+pub fn set(span: &Span, name: &'static str, value: impl Into<Value>) {
+    span.set_attribute(name, value);
+}
+
+/// Something that happened within `span`, now.
+pub fn event<const N: usize>(
+    span: &Span,
+    name: &'static str,
+    attributes: [(&'static str, Value); N],
+) {
+    let attributes = attributes.map(|(name, value)| KeyValue::new(name, value));
+    span.add_event(name, attributes.into());
+}
+
+/// Whether a collector is to get `span`.
+pub fn is_sampled(span: &Span) -> bool {
+    span.context().span().span_context().is_sampled()
+}
+
+/// What a request to another service takes along, so that its spans join the trace: names and values of headers.
+pub fn outgoing() -> HashMap<String, String> {
+    let mut headers = HashMap::new();
+    global::get_text_map_propagator(|propagator| propagator.inject(&mut headers));
+    headers
+}
+
+/// The id of the trace that is being worked on; `None` outside of any.
+pub fn trace_id() -> Option<String> {
+    let trace = Context::map_current(|context| context.span().span_context().trace_id());
+    (trace != TraceId::INVALID).then(|| trace.to_string())
+}
