@@ -132,10 +132,7 @@ impl Worker<'_> {
                 self.rest(output, &error, lease);
                 return Ok(());
             }
-            None => {
-                ended_as(value::GIVEN_BACK);
-                return Ok(());
-            }
+            None => return Ok(()),
         };
         let asking = Asking {
             worker: &self.member.id,
@@ -144,8 +141,8 @@ impl Worker<'_> {
         };
         let decision = decide(&job, &facts, &asking);
         if matches!(decision, Decision::Paint | Decision::GiveUp) {
-            let worker = &self.member.id;
-            publisher.tell_lost(&facts.life, WorkStage::Denoise, worker, asking.now);
+            let (worker, now) = (asking.worker, asking.now);
+            publisher.tell_lost(&facts.life, WorkStage::Denoise, worker, now);
         }
         match decision {
             Decision::Paint => {

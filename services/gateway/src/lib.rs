@@ -103,11 +103,7 @@ pub struct Running {
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
 pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<Running> {
     let (listener, address) = bind(config.listen).await?;
-    let urls = config.bus.nats_urls.clone();
-    let connecting = BusConfig {
-        worker: name,
-        ..BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway)
-    };
+    let connecting = connecting(&config, name);
     let bus = Bus::connect(&connecting).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
@@ -172,6 +168,15 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
         effects,
         served,
     })
+}
+
+fn connecting(config: &Config, name: WorkerId) -> BusConfig {
+    BusConfig {
+        urls: config.bus.nats_urls.clone(),
+        prefix: config.bus.prefix.clone(),
+        role: Role::Gateway,
+        worker: name,
+    }
 }
 
 /// Tells whoever waits for the file where the API is.
