@@ -171,11 +171,8 @@ impl Fleet {
         let listen_file = folder.path().join("gateway.address");
         let listen_text = listen_file.to_str().expect("temporary paths are text");
         let url = broker.url();
-        let shell_flags = size.shell_flags.iter().map(String::as_str);
-        let bus_flags: Vec<&str> = ["--nats-url", url.as_str(), "--prefix", "e2e"]
-            .into_iter()
-            .chain(shell_flags)
-            .collect();
+        let mut bus_flags = vec!["--nats-url", url.as_str(), "--prefix", "e2e"];
+        bus_flags.extend(size.shell_flags.iter().map(String::as_str));
         let gateway_flags = [
             &bus_flags[..],
             &["--listen", "127.0.0.1:0", "--listen-file", listen_text],

@@ -6,13 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use batching::{BatchId, Row};
-use messaging::{EndWatch, KnownLife, Lease};
+use batching::Row;
+use messaging::{KnownLife, Lease};
 use protocol::{
     ArJob, CurrentWork, DenoiseJob, JobId, OutputId, OutputIndex, OutputRequest, PriorId,
-    PriorityClass, StoredPrior, UnixMillis,
-    topology::in_time,
-    trace::{attribute, span},
+    PriorityClass, StoredPrior, UnixMillis, topology::in_time,
 };
 use service::clock::unix_millis;
 use tracing::Span;
@@ -22,12 +20,9 @@ use crate::{
     settle::REST,
 };
 
-/// The span of a stage of one output, where a collector gets it.
-macro_rules! stage {
-    ($request:expr, $name:expr, $index:expr) => {
-        tracing::debug_span!(parent: $request, $name, { attribute::OUTPUT_INDEX } = $index)
-    };
-}
+mod open;
+
+pub(crate) use self::open::{Doing, OpenOutput};
 
 /// What is asked for. Shared by everything that is done for it.
 pub(crate) struct Request {
@@ -152,75 +147,6 @@ pub(crate) struct Held {
     foreign: bool,
     /// Outputs not yet fanned out or answered.
     open: BTreeMap<OutputIndex, OpenOutput>,
-}
-
-/// An output that needs prior tokens.
-pub(crate) struct OpenOutput {
-    /// Tells when it has ended.
-    pub(crate) watch: EndWatch,
-    /// What it has been through, as far as is known here.
-    pub(crate) known: KnownLife,
-    /// Earlier attempts failed or vanished.
-    pub(crate) suspect: bool,
-    doing: Doing,
-    /// Of what is being done.
-    stage: Span,
-}
-
-impl OpenOutput {
-    /// Whether its life says that it waits is another matter, and no other stage: `doing` says both.
-    pub(crate) fn new(known: KnownLife, watch: EndWatch, suspect: bool, doing: Doing) -> Self {
-        let stage = Span::none();
-        Self {
-            watch,
-            known,
-            suspect,
-            doing,
-            stage,
-        }
-    }
-
-    /// From now on this is being done for it.
-    pub(crate) fn now(&mut self, doing: Doing, request: &Span) {
-        let index = i64::from(self.known.output().index.get());
-        self.stage = match doing {
-            Doing::Waiting { .. } => stage!(request, span::AR_WAIT, index),
-            Doing::Running(_) => stage!(request, span::AR_RUN, index),
-            Doing::Settling | Doing::Passing(_) => stage!(request, span::AR_SETTLE, index),
-            Doing::Parked => Span::none(),
-        };
-        self.doing = doing;
-    }
-
-    /// Its life says that it waits.
-    pub(crate) fn waiting_is_told(&mut self) {
-        self.doing = Doing::Waiting { told: true };
-    }
-
-    /// What is being done for it.
-    pub(crate) const fn doing(&self) -> Doing {
-        self.doing
-    }
-
-    /// The span of what is being done for it.
-    pub(crate) const fn stage(&self) -> &Span {
-        &self.stage
-    }
-}
-
-/// What is being done for an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
-    /// It waits for the engine. Whether its life says so is looked after later: most wait for milliseconds.
-    Waiting { told: bool },
-    /// It is in this batch, on an engine.
-    Running(BatchId),
-    /// It is being fanned out or answered: what comes of it is told by the task that does it, and by nobody else.
-    Settling,
-    /// The same, in a batch of those that need no engine.
-    Passing(BatchId),
-    /// Not this worker's to try: it goes back when the request has nothing else left here.
-    Parked,
 }
 
 impl Held {
@@ -374,13 +300,6 @@ impl Held {
             Rest::LetGo => self.lease.abandon(),
         }
         None
-    }
-}
-
-impl Doing {
-    /// Whether a task tells what comes of the output.
-    pub(crate) const fn tells(self) -> bool {
-        matches!(self, Self::Settling | Self::Passing(_))
     }
 }
 
