@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
     thread,
 };
 
@@ -48,7 +48,7 @@ pub struct Broker {
     port: u16,
     child: Child,
     launch: Launch,
-    log: mpsc::Receiver<String>,
+    log: Mutex<mpsc::Receiver<String>>,
 }
 
 /// How a server is started, and again after it was killed.
@@ -113,7 +113,7 @@ impl Broker {
             port,
             child,
             launch,
-            log,
+            log: Mutex::new(log),
         }
     }
 
@@ -123,8 +123,13 @@ impl Broker {
 
     /// What it says next of something that a client may not do: who and which subject. Waits for it.
     pub fn next_violation(&self) -> String {
-        let told = self.log.recv_timeout(VIOLATION_WITHIN);
+        let told = self.log().recv_timeout(VIOLATION_WITHIN);
         told.expect("the server tells of a violation")
+    }
+
+    /// The same of all that it has told of so far.
+    pub fn violations(&self) -> Vec<String> {
+        self.log().try_iter().collect()
     }
 
     pub fn system_url(&self) -> String {
@@ -132,6 +137,10 @@ impl Broker {
             "nats://{SYSTEM_USER}:{SYSTEM_PASSWORD}@127.0.0.1:{}",
             self.port
         )
+    }
+
+    fn log(&self) -> MutexGuard<'_, mpsc::Receiver<String>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn pid(&self) -> u32 {
@@ -148,7 +157,7 @@ impl Broker {
     pub fn start_again(&mut self) {
         let (child, port, log) = spawn(&self.launch, i32::from(self.port));
         assert_eq!(port, self.port, "the server listens where it did before");
-        (self.child, self.log) = (child, log);
+        (self.child, self.log) = (child, Mutex::new(log));
     }
 
     /// As an operator ends it.
