@@ -90,7 +90,7 @@ fn a_mistake_is_told_by_its_name() {
             "devices = [2, 3]\n[broker]\nreplicas = 2",
             "broker.replicas",
         ),
-        ("devices = [2, 3]", "devices = [2, 3]\nmodle = 1", "modle"),
+        ("devices = [2, 3]", "devices = [2, 3]\ncolour = 1", "colour"),
         ("engine = \"replay\"", "engine = \"torch\"", "torch"),
         ("engine = \"replay\"", "engine = \"native\"", "times"),
         (

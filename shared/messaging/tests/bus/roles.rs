@@ -12,9 +12,9 @@ use messaging::{
 use protocol::{
     DeadLetter, DeadMessage, ErrorCode, IdempotencyRecord, JobError, JobRecord, LifeEvent, Prefix,
     PriorityClass, Progress, Role, Stage, WorkStage, WorkerId, WorkerPresence, WorkerState,
-    topology::{ConsumerSpec, Topology},
+    topology::{ConsumerSpec, Topology, TopologyOptions},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,7 +30,7 @@ fn prefix() -> Prefix {
 }
 
 struct Site {
-    broker: Broker,
+    nodes: Vec<Broker>,
     secrets: Secrets,
     tracker: TaskTracker,
 }
@@ -39,14 +39,27 @@ impl Site {
     fn start() -> Self {
         let secrets = Secrets::make();
         Self {
-            broker: secrets.single(),
+            nodes: vec![secrets.single()],
             secrets,
             tracker: TaskTracker::new(),
         }
     }
 
+    fn cluster() -> Self {
+        let secrets = Secrets::make();
+        Self {
+            nodes: secrets.cluster(),
+            secrets,
+            tracker: TaskTracker::new(),
+        }
+    }
+
+    fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Broker::url).collect()
+    }
+
     async fn connect(&self, role: Role, credential: &str) -> Bus {
-        let config = BusConfig::new(vec![self.broker.url()], prefix(), role);
+        let config = BusConfig::new(self.urls(), prefix(), role);
         let config = config.with_access(self.secrets.access(credential));
         let bus = Bus::connect(&config).await.expect("the files are there");
         within(credential, bus.connected()).await;
@@ -110,7 +123,10 @@ async fn accept(gateway: &Bus) {
     assert!(matches!(claimed, Claim::New));
     let claimed = gateway.claim_key(&key, &claim).await.unwrap();
     assert!(matches!(claimed, Claim::Taken(_)));
-    assert!(gateway.claimed(&key).await.unwrap().is_some());
+    until("a copy knows the key", || async {
+        gateway.claimed(&key).await.unwrap().is_some()
+    })
+    .await;
     gateway.create_job(&record()).await.unwrap();
     let class = PriorityClass::Standard;
     gateway.publish_ar_job(class, &ar_job(1)).await.unwrap();
@@ -135,7 +151,10 @@ async fn write(site: &Site, batcher: &Bus) {
         .unwrap();
     assert!(!batcher.has_result(output(1)).await.unwrap());
     assert_eq!(batcher.put_prior(&prior(7)).await.unwrap(), Fence::First);
-    assert!(batcher.cached_prior(prior(7).id).await.unwrap().is_some());
+    until("a copy knows the tokens", || async {
+        batcher.cached_prior(prior(7).id).await.unwrap().is_some()
+    })
+    .await;
     batcher.report_progress(&progress(Stage::Prior)).await;
     let class = PriorityClass::Standard;
     batcher
@@ -213,7 +232,10 @@ async fn answer(gateway: &Bus) {
     let job = record().job;
     assert!(gateway.result(output(1)).await.unwrap().is_some());
     assert!(gateway.job(job).await.unwrap().is_some());
-    assert!(gateway.life(output(1)).await.unwrap().is_some());
+    until("a copy knows the life", || async {
+        gateway.life(output(1)).await.unwrap().is_some()
+    })
+    .await;
     assert!(gateway.prior(prior(7).id).await.unwrap().is_some());
     assert!(gateway.results_store().await.unwrap().is_some());
     assert_eq!(gateway.ended_outputs(job).await.unwrap().len(), 1);
@@ -236,8 +258,11 @@ async fn answer(gateway: &Bus) {
 
 /// Looks after what was given up.
 async fn tend(operator: &Bus) {
-    assert_eq!(operator.dead_letters().await.unwrap().len(), 1);
-    assert!(operator.dead_letter(output(9)).await.unwrap().is_some());
+    until("a copy knows the dead letter", || async {
+        operator.dead_letters().await.unwrap().len() == 1
+            && operator.dead_letter(output(9)).await.unwrap().is_some()
+    })
+    .await;
     operator.create_job(&record()).await.unwrap();
     let class = PriorityClass::Standard;
     operator.publish_ar_job(class, &ar_job(3)).await.unwrap();
@@ -267,14 +292,26 @@ async fn give_back(site: &Site, watcher: &Bus, denoiser: &Bus) {
     let mut other = site.open(denoiser, &topology.denoise_consumer).await;
     assert_eq!(within("it comes again", other.next()).await.delivered, 2);
     drop(presence);
-    let buried = watcher.bury_worker(&worker).await.unwrap();
-    assert_eq!(buried.map(|last| last.worker), Some(worker));
+    until("a copy that knows the worker is asked", || async {
+        let buried = watcher.bury_worker(&worker).await.unwrap();
+        buried.is_some_and(|last| last.worker == worker)
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn each_role_can_do_its_part_and_nothing_is_refused() {
-    let site = Site::start();
-    let urls = vec![site.broker.url()];
+    play(&Site::start(), 1).await;
+}
+
+#[tokio::test]
+async fn each_role_can_do_its_part_on_a_cluster_of_three() {
+    play(&Site::cluster(), 3).await;
+}
+
+/// Every role's part, from the first request to the last dead letter.
+async fn play(site: &Site, replicas: u8) {
+    let urls = site.urls();
     let system_access = site.secrets.access("system");
     let system = SystemWatch::connect(&urls, &system_access, prefix()).await;
     let mut system = system.expect("the files are there");
@@ -282,7 +319,16 @@ async fn each_role_can_do_its_part_and_nothing_is_refused() {
     assert_eq!(first, Some(SystemEvent::Watching));
 
     let operator = site.connect(Role::Operator, "operator").await;
-    operator.provision(&Topology::new(&prefix())).await.unwrap();
+    let options = TopologyOptions {
+        replicas,
+        ..TopologyOptions::default()
+    };
+    let topology = Topology::with(&prefix(), options);
+    // A new cluster has no leader for its first seconds, on a busy machine for longer.
+    let end = Instant::now() + Duration::from_secs(120);
+    while let Err(error) = operator.provision(&topology).await {
+        assert!(Instant::now() < end, "the streams cannot be made: {error}");
+    }
     let came = within("it is told who came", system.next()).await;
     assert!(matches!(came, Some(SystemEvent::Connected(..))), "{came:?}");
 
@@ -296,23 +342,25 @@ async fn each_role_can_do_its_part_and_nothing_is_refused() {
     let _presence = site.appear(&gateway, Role::Gateway);
 
     accept(&gateway).await;
-    write(&site, &batcher).await;
-    paint(&site, &denoiser).await;
+    write(site, &batcher).await;
+    paint(site, &denoiser).await;
     let result = within("the result", watch.next()).await.unwrap();
     assert!(result.outcome.is_ok());
     assert!(!watch.progress().borrow().is_empty(), "progress was heard");
     assert!(batcher.result(output(1)).await.unwrap().is_some());
     answer(&gateway).await;
     tend(&operator).await;
-    give_back(&site, &watcher, &denoiser).await;
+    give_back(site, &watcher, &denoiser).await;
 
     // The server's log has every refusal in the order of their coming: this one is the first.
-    let mut probe = Probe::connect(&site, "denoiser").await;
+    let mut probe = Probe::connect(site, "denoiser").await;
     probe
         .violates(Try::Publish("fresco.ar.standard.sentinel"))
         .await;
-    let told = site.broker.next_violation();
+    let told = site.nodes[0].next_violation();
     assert!(told.contains("sentinel"), "{told}");
+    let others = site.nodes.iter().skip(1).flat_map(Broker::violations);
+    assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
 }
 
 /// A connection past our own code, which hears what it is refused.
@@ -341,7 +389,7 @@ impl Probe {
                 }
                 std::future::ready(())
             });
-        let client = within(role, options.connect(site.broker.url())).await;
+        let client = within(role, options.connect(site.nodes[0].url())).await;
         let client = client.expect("the credential is good");
         Self { client, refusals }
     }
@@ -592,7 +640,7 @@ async fn who_has_no_credential_or_another_authority_is_not_let_in() {
         if let Some(file) = ca {
             options = options.add_root_certificates(file);
         }
-        let connected = within(what, options.connect(site.broker.url())).await;
+        let connected = within(what, options.connect(site.nodes[0].url())).await;
         assert!(connected.is_err(), "{what}");
     }
     // And one that is asked for TLS by its own flags gives its credentials to no server without.

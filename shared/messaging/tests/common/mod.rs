@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, mpsc},
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
     thread,
 };
 
@@ -48,7 +48,6 @@ pub struct Broker {
     port: u16,
     child: Child,
     launch: Launch,
-    /// Locked, so that a broker may be shared.
     log: Mutex<mpsc::Receiver<String>>,
 }
 
@@ -124,9 +123,13 @@ impl Broker {
 
     /// What it says next of something that a client may not do: who and which subject. Waits for it.
     pub fn next_violation(&self) -> String {
-        let log = self.log.lock().expect("no reader of the log panics");
-        let told = log.recv_timeout(VIOLATION_WITHIN);
+        let told = self.log().recv_timeout(VIOLATION_WITHIN);
         told.expect("the server tells of a violation")
+    }
+
+    /// The same of all that it has told of so far.
+    pub fn violations(&self) -> Vec<String> {
+        self.log().try_iter().collect()
     }
 
     pub fn system_url(&self) -> String {
@@ -134,6 +137,10 @@ impl Broker {
             "nats://{SYSTEM_USER}:{SYSTEM_PASSWORD}@127.0.0.1:{}",
             self.port
         )
+    }
+
+    fn log(&self) -> MutexGuard<'_, mpsc::Receiver<String>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn pid(&self) -> u32 {

@@ -8,6 +8,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     path::{Path, PathBuf},
 };
 
@@ -58,8 +59,16 @@ impl Secrets {
         self.start("single.conf", -1, Vec::new())
     }
 
+    /// The three nodes of `cluster/node.conf`.
+    pub fn cluster(&self) -> Vec<Broker> {
+        let (clients, routes) = (free_ports(), free_ports());
+        let nodes = clients.iter().enumerate();
+        let start = |(node, port): (usize, &u16)| self.node(node, *port, &routes);
+        nodes.map(start).collect()
+    }
+
     /// Node `node` of `cluster/node.conf`, for clients at `port` and for the others at `routes[node]`.
-    pub fn node(&self, node: usize, port: u16, routes: &[u16]) -> Broker {
+    fn node(&self, node: usize, port: u16, routes: &[u16]) -> Broker {
         let at = |port: u16| format!("127.0.0.1:{port}");
         let mut environment = vec![
             ("FRESCO_NATS_NAME".to_owned(), format!("n{node}")),
@@ -92,6 +101,12 @@ impl Secrets {
         };
         Broker::launch(dir, launch, port)
     }
+}
+
+/// Held all at once, so that they differ.
+fn free_ports() -> [u16; 3] {
+    let held = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port is free"));
+    held.map(|listener| listener.local_addr().expect("it is bound").port())
 }
 
 /// Where operators find it.
