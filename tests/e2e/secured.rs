@@ -1,0 +1,162 @@
+//! Three brokers as `infra/nats/cluster` has them, with TLS and a credential a role: a whole deployment works on them, and
+//! goes on when a worker and a broker die.
+
+use std::{fs, path::Path, process::Command};
+
+use futures::future::join_all;
+use integration::{
+    binary, broker::Broker, fleet::until, http, process::Process, root, secured::Secrets,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+struct Site {
+    secrets: Secrets,
+    nodes: Vec<Broker>,
+    folder: TempDir,
+}
+
+impl Site {
+    fn start() -> Self {
+        let secrets = Secrets::make();
+        Self {
+            nodes: secrets.cluster(),
+            secrets,
+            folder: TempDir::with_prefix("fresco-e2e-").unwrap(),
+        }
+    }
+
+    fn urls(&self) -> String {
+        let urls: Vec<_> = self.nodes.iter().map(Broker::url).collect();
+        urls.join(",")
+    }
+
+    fn file(&self, name: &str) -> String {
+        let path = self.secrets.folder().join(name);
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// What every process is started with.
+    fn access(&self, role: &str) -> Vec<String> {
+        let credentials = self.file(&format!("{role}.nk"));
+        let flags = [
+            ["--nats-url", &self.urls()],
+            ["--nats-credentials", &credentials],
+            ["--nats-ca", &self.file("ca.pem")],
+        ];
+        flags
+            .as_flattened()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    /// `fresco nats …` as the operator: whether it succeeded, and what it said.
+    fn nats(&self, command: &str, flags: &[&str]) -> (bool, String) {
+        let output = Command::new(binary("fresco"))
+            .args(["nats", command])
+            .args(self.access("operator"))
+            .args(flags)
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (output.status.success(), said.concat())
+    }
+
+    fn process(&self, program: &str, name: &str, role: &str, flags: &[&str]) -> Process {
+        let access = self.access(role);
+        let leading: &[&str] = if program == "fresco" { &["watch"] } else { &[] };
+        let access: Vec<_> = access.iter().map(String::as_str).collect();
+        let flags = [leading, &access, flags].concat();
+        Process::start(&binary(program), name, &flags, self.folder.path())
+    }
+
+    /// What the brokers tell of somebody who did what it may not.
+    fn violations(&self) -> Vec<String> {
+        self.nodes.iter().flat_map(Broker::violations).collect()
+    }
+}
+
+const REPLICAS: [&str; 4] = ["--replicas", "3", "--ack-wait-s", "5"];
+
+fn request(seed: u64) -> Value {
+    json!({"prompt": "a red fox", "size": "64x64", "seed": seed, "n": 2, "num_inference_steps": 20})
+}
+
+fn address(file: &Path) -> Option<String> {
+    fs::read_to_string(file)
+        .ok()
+        .filter(|address| !address.is_empty())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_works_on_a_cluster_with_tls_and_a_credential_a_role() {
+    let mut site = Site::start();
+    until("the cluster takes the streams", || async {
+        let (made, _) = site.nats("init", &REPLICAS);
+        made.then_some(())
+    })
+    .await;
+    let (good, said) = site.nats("check", &REPLICAS);
+    assert!(good, "{said}");
+
+    let times = root().join("infra/times/ascend.json");
+    let replay = [
+        "--engine",
+        "replay",
+        "--time-scale",
+        "0.05",
+        "--times",
+        times.to_str().unwrap(),
+    ];
+    let listen_file = site.folder.path().join("address");
+    let listen = [
+        "--listen",
+        "127.0.0.1:0",
+        "--listen-file",
+        listen_file.to_str().unwrap(),
+    ];
+    let gateway = site.process("fresco-gateway", "gateway", "gateway", &listen);
+    let system = site.file("system.nk");
+    let urls = site.urls();
+    let mut watch = vec!["--system-url", &urls, "--system-credentials", &system];
+    watch.extend(REPLICAS);
+    let watcher = site.process("fresco", "watch", "watcher", &watch);
+    let batcher = site.process("fresco-ar-batcher", "ar-batcher", "ar-batcher", &replay);
+    let denoiser = |name: &str| site.process("fresco-denoiser", name, "denoiser", &replay);
+    let mut denoisers = [denoiser("denoiser-0"), denoiser("denoiser-1")];
+    let at = until("the gateway listens", || async { address(&listen_file) }).await;
+    let url = format!("http://{at}");
+    until("the gateway is ready", || async {
+        let (status, _) = http::text(&format!("{url}/readyz")).await?;
+        status.is_success().then_some(())
+    })
+    .await;
+
+    // A request is painted by both; one dies, then the node whose clients all processes may be.
+    let asked = join_all((0..6).map(|seed| {
+        let url = url.clone();
+        async move { http::generate(&url, &request(10 * seed)).await }
+    }));
+    let (answers, ()) = tokio::join!(asked, async {
+        until("somebody paints", || async {
+            let workers = http::get(&format!("{url}/v1/workers")).await;
+            let text = workers.body.to_string();
+            text.contains("\"busy\"").then_some(())
+        })
+        .await;
+        denoisers[0].kill();
+        site.nodes[0].kill();
+    });
+    for (seed, answer) in (0..).zip(&answers) {
+        assert_eq!(answer.seeds(), [10 * seed, 10 * seed + 1], "{answer:?}");
+    }
+    assert_eq!(site.violations(), [""; 0]);
+    for process in [&gateway, &watcher, &batcher, &denoisers[1]] {
+        assert!(
+            !process.log().contains("Permissions Violation"),
+            "{}",
+            process.log()
+        );
+    }
+}
