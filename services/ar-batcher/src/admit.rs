@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use batching::{Others, Start, may_start};
+use batching::{Others, Redelivery, Start, may_start};
 use futures::future::try_join_all;
 use messaging::{BusError, Delivery, EndWatch, KnownLife, Lease};
 use protocol::{
@@ -142,6 +142,10 @@ async fn hold(bench: &Bench, request: Arc<Request>, asked: Asked, lease: Lease) 
         verdict,
     } in lives
     {
+        if asked == Asked::Again && verdict != Verdict::Skip {
+            let why = Redelivery::of(&life, WorkStage::Prior);
+            bench.counters.redelivered(why);
+        }
         let index = known.output().index;
         let doing = match verdict {
             Verdict::Run => Doing::Waiting { told: false },

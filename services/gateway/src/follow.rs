@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
-use protocol::{ErrorCode, IdempotencyRecord, JobRecord, OutputResult};
+use protocol::{
+    Ending, ErrorCode, IdempotencyRecord, JobRecord, OutputResult, OutputState, PriorityClass,
+};
 use service::{clock::unix_millis, exit::chain};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
@@ -12,8 +14,9 @@ use tokio::{
 };
 
 use crate::{
+    counters::JobKind,
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
-    outcome::{Cause, Ended, EndedByOutput},
+    outcome::{Cause, Ended, EndedByOutput, ending},
     reply::ApiError,
     rooms::Room,
     submit::{Order, prior_gone},
@@ -72,6 +75,7 @@ impl Follower {
             Start::Resumed => (None, None, true),
         };
         let deadline = deadline(&order.record);
+        let accepted = accepted(&order.record);
         let queued = async {
             if resumed {
                 resume(jobs, &order).await
@@ -88,6 +92,7 @@ impl Follower {
             queueing.send_replace(not_queued(jobs, &order.record, failure));
             return;
         }
+        let class = order.class();
         let record = order.record;
         tracing::debug!(outputs = record.outputs.len(), size = %record.size, resumed, "job is queued");
         room.iter_mut().for_each(Room::queued);
@@ -95,6 +100,8 @@ impl Follower {
         let mut following = Following {
             jobs,
             record: &record,
+            class,
+            accepted,
             ended: &ended,
             room,
         };
@@ -110,6 +117,13 @@ impl Follower {
 /// The deadline on this process's clock.
 fn deadline(record: &JobRecord) -> Instant {
     Instant::now() + Duration::from_millis(record.deadline_at.saturating_sub(unix_millis()))
+}
+
+/// When the job was accepted, on this process's clock, which is not set in between.
+fn accepted(record: &JobRecord) -> Instant {
+    let now = Instant::now();
+    let ago = Duration::from_millis(unix_millis().saturating_sub(record.accepted_at));
+    now.checked_sub(ago).unwrap_or(now)
 }
 
 /// Queues a job that nobody knows yet.
@@ -210,6 +224,8 @@ async fn leave_nothing(jobs: &Jobs, record: &JobRecord) {
 struct Following<'a> {
     jobs: &'a Jobs,
     record: &'a JobRecord,
+    class: PriorityClass,
+    accepted: Instant,
     ended: &'a watch::Sender<EndedByOutput>,
     /// None for a job that another gateway let in.
     room: Option<Room>,
@@ -230,6 +246,23 @@ impl Following<'_> {
             }
         }
         tracing::debug!("job has ended");
+        self.count();
+    }
+
+    /// Counted where it was let in, so that a job that several gateways follow counts once.
+    fn count(&self) {
+        let ended = self.ended.borrow();
+        if self.room.is_none() || ended.len() < self.record.outputs.len() {
+            return;
+        }
+        let states: Vec<_> = ended.values().map(|end| ending(end).state()).collect();
+        let kind = JobKind {
+            size: self.record.size,
+            class: self.class,
+        };
+        let state = OutputState::of_request(&states);
+        let counters = &self.jobs.counters;
+        counters.job_ended(kind, state, self.accepted.elapsed());
     }
 
     async fn expire(&mut self) {
@@ -258,6 +291,11 @@ impl Following<'_> {
     fn take(&mut self, result: &OutputResult) {
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
+        }
+        if self.room.is_some() {
+            let (ending, total) = (Ending::of(&result.outcome), self.accepted.elapsed());
+            let counters = &self.jobs.counters;
+            counters.output_ended(ending, &result.timings, unix_millis(), total);
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

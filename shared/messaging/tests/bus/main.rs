@@ -4,6 +4,7 @@
 mod common;
 
 mod lives;
+mod measures;
 mod presence;
 mod priors;
 mod provision;
