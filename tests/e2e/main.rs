@@ -13,6 +13,7 @@ mod fence;
 mod flood;
 mod idempotency;
 mod life;
+mod observe;
 mod peer_faults;
 mod picture;
 mod prior_cache;

@@ -6,10 +6,12 @@ pub mod api;
 pub mod broker;
 pub mod chaos;
 pub mod cluster;
+pub mod dashboards;
 pub mod failover;
 pub mod fleet;
 pub mod http;
 pub mod process;
+pub mod prometheus;
 pub mod recipe;
 pub mod srt;
 
