@@ -154,7 +154,7 @@ def workers():
               query(named("sum by (instance) (fresco_inflight)"), "{{worker}}"), must=True),
         panel("Device busy", "Share of the time that each denoiser's device painted.", "percentunit",
               query(named(f"sum by (instance) (rate(fresco_device_busy_seconds_total{INTERVAL}))"), "{{worker}}"), must=True),
-        panel("Versions", "What runs.", "short", query("count by (role, version) (fresco_build_info)", "{{role}} {{version}}",
+        panel("Versions", "Processes that answer, by role and version.", "short", query("count by (role, version) (fresco_build_info)", "{{role}} {{version}}",
                                                        format="table", instant=True), kind="table"),
     ]
     devices = [
