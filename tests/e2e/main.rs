@@ -15,6 +15,7 @@ mod fleet_file;
 mod flood;
 mod idempotency;
 mod life;
+mod observe;
 mod peer_faults;
 mod picture;
 mod prior_cache;

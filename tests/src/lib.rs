@@ -6,12 +6,14 @@ pub mod api;
 pub mod broker;
 pub mod chaos;
 pub mod cluster;
+pub mod dashboards;
 pub mod failover;
 pub mod fleet;
 pub mod http;
 pub mod judge;
 pub mod otlp;
 pub mod process;
+pub mod prometheus;
 pub mod recipe;
 #[path = "../../shared/messaging/tests/common/secured.rs"]
 pub mod secured;

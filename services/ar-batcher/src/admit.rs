@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use batching::{Others, Start, may_start};
+use batching::{Others, Redelivery, Start, may_start};
 use futures::future::try_join_all;
 use messaging::{BusError, Delivery, EndWatch, KnownLife, Lease, Publisher};
 use protocol::{
@@ -160,6 +160,10 @@ async fn hold(bench: &Bench, request: Arc<Request>, message: Message) -> Option<
         verdict,
     } in lives
     {
+        if asked == Asked::Again && verdict != Verdict::Skip {
+            let why = Redelivery::of(&life, WorkStage::Prior);
+            bench.counters.redelivered(why);
+        }
         let index = known.output().index;
         if matches!(verdict, Verdict::Run | Verdict::GiveUp) {
             let (stage, now) = (WorkStage::Prior, unix_millis());

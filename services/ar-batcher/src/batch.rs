@@ -29,6 +29,8 @@ pub(crate) struct Batch {
     pub(crate) engine: Arc<dyn PriorEngine>,
     pub(crate) size: ImageSize,
     pub(crate) rows: Vec<(PriorRow, KnownLife)>,
+    /// Outputs on all engines, these included; for metrics.
+    pub(crate) running: usize,
     pub(crate) stop: CancellationToken,
     /// How long the engine may say nothing.
     pub(crate) stall_max: Duration,
@@ -83,6 +85,7 @@ impl Batch {
             engine,
             size,
             rows,
+            running,
             stop,
             stall_max,
         } = self;
@@ -102,6 +105,7 @@ impl Batch {
         let call = Call {
             engine,
             batch: PriorBatch { size, rows },
+            running,
             stop,
             stall_max,
         };
@@ -187,6 +191,7 @@ async fn sign_off(bench: &Bench, lives: Vec<KnownLife>) -> Vec<KnownLife> {
 struct Call {
     engine: Arc<dyn PriorEngine>,
     batch: PriorBatch,
+    running: usize,
     stop: CancellationToken,
     stall_max: Duration,
 }
@@ -196,13 +201,14 @@ impl Call {
         let Self {
             engine,
             batch,
+            running,
             stop,
             stall_max,
         } = self;
         if stop.is_cancelled() {
             return Err(EngineError::Stopped);
         }
-        bench.counters.started(batch.rows.len());
+        bench.counters.started(batch.rows.len(), running);
         let names = match &bench.cache {
             Some(cache) => cache.names(&batch).into_iter().map(Some).collect(),
             None => vec![None; batch.rows.len()],

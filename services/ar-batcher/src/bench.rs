@@ -43,7 +43,7 @@ impl Bench {
             Ok(known) => Ok(Some(known)),
             Err(refusal) => {
                 tracing::info!(%output, %refusal, "event in the output's life is refused");
-                self.counters.refused.inc();
+                self.counters.worker.refused.inc();
                 Ok(None)
             }
         }
@@ -103,7 +103,7 @@ impl Bench {
             }
         }
         tracing::warn!(%output, reason = letter.reason.text, "output is given up");
-        self.counters.dead.inc();
+        self.counters.worker.dead.inc();
         let seed = request.prior_row(output).map(|row| row.seed);
         let result = settle::failure(output, seed, request.accepted_at(), letter.result());
         self.answer(&result).await;
@@ -118,7 +118,7 @@ impl Bench {
             match self.member.bus.put_result(result).await {
                 Ok(Fence::First) => return,
                 Ok(Fence::Taken) => {
-                    self.counters.suppressed.inc();
+                    self.counters.worker.suppressed.inc();
                     return tracing::info!(output = %result.output, "another result was first");
                 }
                 Err(error) => settle::pause(result.output, &error).await,

@@ -1,78 +1,71 @@
 //! What the batcher did, for `/metrics`.
 
-use service::metrics::{metrics::counter::Counter, registry::Registry};
+use batching::Redelivery;
+use service::metrics::{
+    Counter, Gauge, Histogram, Metrics, Worker,
+    catalog::{
+        AR_BATCH_FILL, AR_BATCH_ROWS, AR_ENGINE_CALLS, AR_ROWS_FAILED, AR_ROWS_FINISHED,
+        AR_ROWS_STARTED, AR_ROWS_WAITING, AR_ROWS_WITHDRAWN, AR_SLOTS,
+    },
+    number,
+};
 
-#[derive(Debug, Clone, Default)]
+/// The stage as labels have it.
+const STAGE: &str = "ar";
+
+#[derive(Debug, Clone)]
 pub(crate) struct Counters {
     engine_calls: Counter,
     rows_started: Counter,
     rows_finished: Counter,
     rows_failed: Counter,
     pub(crate) withdrawn: Counter,
-    pub(crate) dead: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) suppressed: Counter,
-    pub(crate) quarantines: Counter,
+    waiting: Gauge,
+    slots: Gauge,
+    batch_rows: Histogram,
+    batch_fill: Histogram,
+    inflight: Gauge,
+    pub(crate) worker: Worker,
 }
 
 impl Counters {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let counters = Self::default();
-        let mut counter =
-            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
-        counter(
-            "fresco_ar_engine_calls",
-            "Batches given to the AR engine",
-            &counters.engine_calls,
-        );
-        counter(
-            "fresco_ar_rows_started",
-            "Outputs given to the AR engine",
-            &counters.rows_started,
-        );
-        counter(
-            "fresco_ar_rows_finished",
-            "Outputs with prior tokens",
-            &counters.rows_finished,
-        );
-        counter(
-            "fresco_ar_rows_failed",
-            "Rows that the AR engine failed at",
-            &counters.rows_failed,
-        );
-        counter(
-            "fresco_ar_rows_withdrawn",
-            "Outputs that ended, or were another batcher's, before the AR stage was done with them",
-            &counters.withdrawn,
-        );
-        counter(
-            "fresco_outputs_dead",
-            "Outputs given up as dead letters",
-            &counters.dead,
-        );
-        counter(
-            "fresco_transitions_refused",
-            "Events that could not follow in an output's life",
-            &counters.refused,
-        );
-        counter(
-            "fresco_results_suppressed",
-            "Results that were second and dropped",
-            &counters.suppressed,
-        );
-        counter(
-            "fresco_quarantines",
-            "Times the worker took itself out because its engine failed in a row",
-            &counters.quarantines,
-        );
-        counters
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let worker = Worker::register(metrics, STAGE, Redelivery::ALL.map(Redelivery::as_str));
+        Self {
+            engine_calls: metrics.counter(AR_ENGINE_CALLS),
+            rows_started: metrics.counter(AR_ROWS_STARTED),
+            rows_finished: metrics.counter(AR_ROWS_FINISHED),
+            rows_failed: metrics.counter(AR_ROWS_FAILED),
+            withdrawn: metrics.counter(AR_ROWS_WITHDRAWN),
+            waiting: metrics.gauge(AR_ROWS_WAITING),
+            slots: metrics.gauge(AR_SLOTS),
+            batch_rows: metrics.histogram(AR_BATCH_ROWS),
+            batch_fill: metrics.histogram(AR_BATCH_FILL),
+            inflight: worker.inflight.clone(),
+            worker,
+        }
     }
 
-    /// A batch of `rows` goes to the engine.
-    pub(crate) fn started(&self, rows: usize) {
+    /// So many outputs may run at once.
+    pub(crate) fn has_slots(&self, slots: usize) {
+        self.slots.set(number(slots as u64));
+    }
+
+    /// So many wait, and so many run.
+    pub(crate) fn holds(&self, waiting: usize, running: usize) {
+        self.waiting.set(number(waiting as u64));
+        self.inflight.set(number(running as u64));
+    }
+
+    /// A batch of `rows` goes to an engine, with `running` on all of them, these included.
+    pub(crate) fn started(&self, rows: usize, running: usize) {
         self.engine_calls.inc();
-        self.rows_started
-            .inc_by(u64::try_from(rows).unwrap_or(u64::MAX));
+        self.rows_started.inc_by(rows as u64);
+        self.batch_rows.observe(number(rows as u64));
+        let slots = self.slots.get();
+        if slots > 0.0 {
+            self.batch_fill.observe(number(running as u64) / slots);
+        }
     }
 
     /// A row came back.
@@ -83,5 +76,28 @@ impl Counters {
             &self.rows_failed
         };
         counter.inc();
+    }
+
+    /// A message came again, for this reason.
+    pub(crate) fn redelivered(&self, reason: Redelivery) {
+        self.worker.redelivered(reason.as_str());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::Role;
+    use service::metrics::{Process, catalog::names_of};
+
+    use super::*;
+    use crate::prior_cache::CacheCounters;
+
+    #[test]
+    fn a_batcher_has_the_metrics_of_the_catalogue() {
+        let metrics = Metrics::new(Role::ArBatcher);
+        Process::register(&metrics);
+        Counters::register(&metrics);
+        CacheCounters::register(&metrics);
+        assert_eq!(metrics.names(), names_of(Role::ArBatcher));
     }
 }

@@ -267,6 +267,12 @@ impl Driver {
         }
     }
 
+    /// Outputs on all engines.
+    fn running_outputs(&self) -> usize {
+        let running = self.running.values();
+        running.map(|running| running.outputs.len()).sum()
+    }
+
     /// What is being done for `output` here.
     fn held_of(&mut self, output: OutputId) -> Option<&mut Held> {
         self.held.get_mut(&output.job)

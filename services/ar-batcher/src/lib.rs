@@ -26,7 +26,8 @@ use model::{Checkpoint, PriorModel};
 use protocol::{Role, WorkerId};
 use service::{
     Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
-    exit::Failure, metrics::registry::Registry,
+    exit::Failure,
+    metrics::{Metrics, Process},
 };
 
 use crate::{
@@ -157,12 +158,13 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
 pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
-    let mut metrics = Registry::default();
-    let counters = Counters::register(&mut metrics);
-    let cache_counters = CacheCounters::register(&mut metrics);
-    let health_address =
-        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown);
-    let health_address = health_address
+    let metrics = Metrics::new(Role::ArBatcher);
+    let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
+    let cache_counters = CacheCounters::register(&metrics);
+    let serve = |metrics| {
+        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown)
+    };
+    let health_address = serve(metrics.clone())
         .await
         .map_err(|error| Failure::failed(&error))?;
     let health_address = service::address::advertised(health_address, args.shell.advertise)
@@ -197,6 +199,8 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
+    counters.has_slots(limits.slots.iter().sum());
+    measure(&metrics, &member, process, counters.worker.clone());
     tracing::info!(worker = %member.id, "ready");
 
     let ends = member.ends(&shutdown.tracker).await;
@@ -223,6 +227,26 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))
+}
+
+/// What a scrape finds out by looking.
+fn measure(
+    metrics: &Metrics,
+    member: &Membership,
+    process: Process,
+    worker: service::metrics::Worker,
+) {
+    let (presence, connection) = (member.presence.watch(), member.bus.connection());
+    let now = presence.borrow().clone();
+    let known = [now.device, now.model_revision].map(Option::unwrap_or_default);
+    let [device, revision] = &known;
+    worker.name(&member.id.to_string(), device, revision);
+    metrics.before_scrapes(move || {
+        let connection = *connection.borrow();
+        worker.state(presence.borrow().state);
+        process.connection(connection.up, connection.epoch);
+        std::future::ready(())
+    });
 }
 
 fn joining(

@@ -17,7 +17,12 @@ use messaging::{Bus, Fence};
 use protocol::{ImageSize, PriorId, StoredPrior};
 use service::{
     exit::chain,
-    metrics::{metrics::counter::Counter, registry::Registry},
+    metrics::{
+        Counter, Metrics,
+        catalog::{
+            PRIOR_CACHE_HITS, PRIOR_CACHE_MISSES, PRIOR_CACHE_STORED, PRIOR_CACHE_STORED_BYTES,
+        },
+    },
 };
 use sha2::{Digest, Sha256};
 
@@ -52,37 +57,28 @@ impl From<StoredPrior> for NamedPrior {
 }
 
 /// What the cache did, for `/metrics`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct CacheCounters {
     hits: Counter,
     misses: Counter,
     stored: Counter,
+    stored_bytes: Counter,
 }
 
 impl CacheCounters {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let counters = Self::default();
-        let rows = [
-            (
-                "fresco_prior_cache_hits",
-                "Outputs whose prior tokens were stored already",
-                &counters.hits,
-            ),
-            (
-                "fresco_prior_cache_misses",
-                "Outputs whose prior tokens were looked up in vain",
-                &counters.misses,
-            ),
-            (
-                "fresco_prior_cache_stored",
-                "Outputs whose prior tokens were stored",
-                &counters.stored,
-            ),
-        ];
-        for (name, help, counter) in rows {
-            registry.register(name, help, counter.clone());
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        Self {
+            hits: metrics.counter(PRIOR_CACHE_HITS),
+            misses: metrics.counter(PRIOR_CACHE_MISSES),
+            stored: metrics.counter(PRIOR_CACHE_STORED),
+            stored_bytes: metrics.counter(PRIOR_CACHE_STORED_BYTES),
         }
-        counters
+    }
+
+    fn stored(&self, prior: &StoredPrior) {
+        self.stored.inc();
+        let bytes = size_of_val(prior.tokens.ids());
+        self.stored_bytes.inc_by(bytes as u64);
     }
 }
 
@@ -155,7 +151,7 @@ impl PriorCache {
         };
         let id = match self.bus.put_prior(&stored).await {
             Ok(Fence::First) => {
-                self.counters.stored.inc();
+                self.counters.stored(&stored);
                 Some(id)
             }
             Ok(Fence::Taken) => match self.bus.cached_prior(id).await {
@@ -247,7 +243,8 @@ mod tests {
         let prefix = "t".parse().expect("a prefix");
         let bus = Bus::connect(&BusConfig::new(nowhere, prefix, Role::ArBatcher)).await;
         let bus = bus.expect("the address is one");
-        let cache = PriorCache::new(&bus, "w".to_owned(), CacheCounters::default());
+        let counters = CacheCounters::register(&Metrics::new(Role::ArBatcher));
+        let cache = PriorCache::new(&bus, "w".to_owned(), counters);
         let batch = PriorBatch {
             size: ImageSize::new(64, 32).expect("multiples of 32"),
             rows: vec![row("p", 7), row("p", 8)],

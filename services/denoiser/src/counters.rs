@@ -1,74 +1,68 @@
 //! What the worker did, for `/metrics`.
 
-use service::metrics::{metrics::counter::Counter, registry::Registry};
+use batching::Redelivery;
+use service::metrics::{
+    Counter, Gauge, Histogram, Metrics, SecondsCounter, Worker,
+    catalog::{
+        ATTEMPTS_FAILED, CANCEL_TO_FREE, DENOISE_STEP, DEVICE_BUSY, OUTPUTS_FAILED,
+        OUTPUTS_GIVEN_BACK, OUTPUTS_PAINTED, OUTPUTS_STOPPED,
+    },
+};
 
-/// Counts since the start of the process.
-#[derive(Debug, Clone, Default)]
+/// The stage as labels have it.
+const STAGE: &str = "denoise";
+
+/// Since the start of the process.
+#[derive(Debug, Clone)]
 pub(crate) struct Counters {
     pub(crate) painted: Counter,
     pub(crate) failed: Counter,
     pub(crate) attempts_failed: Counter,
     pub(crate) given_back: Counter,
     pub(crate) stopped: Counter,
-    pub(crate) suppressed: Counter,
-    pub(crate) dead: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) quarantines: Counter,
+    /// Written by the device's thread.
+    pub(crate) step: Histogram,
+    pub(crate) busy: SecondsCounter,
+    pub(crate) cancel_to_free: Histogram,
+    pub(crate) inflight: Gauge,
+    pub(crate) worker: Worker,
 }
 
 impl Counters {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let counters = Self::default();
-        let table = [
-            (
-                "fresco_outputs_painted",
-                "Pictures painted and stored",
-                &counters.painted,
-            ),
-            (
-                "fresco_outputs_failed",
-                "Outputs that ended with an error",
-                &counters.failed,
-            ),
-            (
-                "fresco_attempts_failed",
-                "Attempts that failed and left the output to another one",
-                &counters.attempts_failed,
-            ),
-            (
-                "fresco_outputs_given_back",
-                "Outputs given back unfinished",
-                &counters.given_back,
-            ),
-            (
-                "fresco_outputs_stopped",
-                "Outputs stopped because they had ended: cancelled, expired, or painted by another worker",
-                &counters.stopped,
-            ),
-            (
-                "fresco_results_suppressed",
-                "Results that were second and dropped",
-                &counters.suppressed,
-            ),
-            (
-                "fresco_outputs_dead",
-                "Outputs given up as dead letters",
-                &counters.dead,
-            ),
-            (
-                "fresco_transitions_refused",
-                "Events that could not follow in an output's life",
-                &counters.refused,
-            ),
-            (
-                "fresco_quarantines",
-                "Times the worker took itself out because its engine failed in a row",
-                &counters.quarantines,
-            ),
-        ];
-        for (name, help, counter) in table {
-            registry.register(name, help, counter.clone());
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let worker = Worker::register(metrics, STAGE, Redelivery::ALL.map(Redelivery::as_str));
+        Self {
+            painted: metrics.counter(OUTPUTS_PAINTED),
+            failed: metrics.counter(OUTPUTS_FAILED),
+            attempts_failed: metrics.counter(ATTEMPTS_FAILED),
+            given_back: metrics.counter(OUTPUTS_GIVEN_BACK),
+            stopped: metrics.counter(OUTPUTS_STOPPED),
+            step: metrics.histogram(DENOISE_STEP),
+            busy: metrics.seconds(DEVICE_BUSY),
+            cancel_to_free: metrics.histogram(CANCEL_TO_FREE),
+            inflight: worker.inflight.clone(),
+            worker,
         }
-        counters
+    }
+
+    /// A message came again, for this reason.
+    pub(crate) fn redelivered(&self, reason: Redelivery) {
+        self.worker.redelivered(reason.as_str());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::Role;
+    use service::metrics::{Process, catalog::names_of};
+
+    use super::*;
+
+    #[test]
+    fn a_denoiser_has_the_metrics_of_the_catalogue() {
+        let metrics = Metrics::new(Role::Denoiser);
+        Process::register(&metrics);
+        Counters::register(&metrics);
+        assert_eq!(metrics.names(), names_of(Role::Denoiser));
     }
 }

@@ -1,10 +1,13 @@
 //! The seam between serving outputs and painting them: a job in, a picture out, no queue on one side and no tensor on
 //! the other.
 
+use std::{cell::Cell, time::Instant};
+
 use protocol::{
     DenoiseJob, EncodedImage, ErrorCode, JobError, Progress, Stage, UnixMillis,
     limits::IMAGE_BYTES_MAX,
 };
+use service::metrics::Histogram;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +29,38 @@ pub enum NotPainted {
     Failed(JobError),
 }
 
+/// What an engine tells while it paints: how far it is, and with that how long a step takes. It stays on the device's
+/// thread.
+#[derive(Debug)]
+pub struct Reporter {
+    progress: watch::Sender<Progress>,
+    step: Histogram,
+    step_began: Cell<Option<Instant>>,
+}
+
+impl Reporter {
+    /// Tells `progress` of each step, and `step` how many seconds it took.
+    pub const fn new(progress: watch::Sender<Progress>, step: Histogram) -> Self {
+        Self {
+            progress,
+            step,
+            step_began: Cell::new(None),
+        }
+    }
+
+    /// It has come so far. A step began when the one before it was told of.
+    pub fn tell(&self, progress: Progress) {
+        if progress.stage == Stage::Denoise {
+            let now = Instant::now();
+            let began = self.step_began.replace(Some(now));
+            if let Some(began) = began.filter(|_| progress.step > 0) {
+                self.step.observe(now.duration_since(began).as_secs_f64());
+            }
+        }
+        self.progress.send_replace(progress);
+    }
+}
+
 /// Paints, one output at a time, on the device's thread, which it never leaves. Implementations:
 /// [`crate::torch::TorchEngine`] and [`crate::replay::ReplayEngine`].
 pub trait DenoiseEngine {
@@ -34,7 +69,7 @@ pub trait DenoiseEngine {
     fn paint(
         &self,
         job: &DenoiseJob,
-        progress: &watch::Sender<Progress>,
+        report: &Reporter,
         stop: &CancellationToken,
     ) -> Result<Painted, NotPainted>;
 

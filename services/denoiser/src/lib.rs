@@ -23,7 +23,8 @@ use model::{Checkpoint, Painter};
 use protocol::{Role, WorkerId};
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
-    exit::Failure, metrics::registry::Registry,
+    exit::Failure,
+    metrics::{Metrics, Process, number},
 };
 
 use crate::{
@@ -85,11 +86,12 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
 pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
     let health = Health::new();
-    let mut metrics = Registry::default();
-    let counters = Counters::register(&mut metrics);
-    let health_address =
-        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown);
-    let health_address = health_address
+    let metrics = Metrics::new(Role::Denoiser);
+    let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
+    let serve = |metrics| {
+        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown)
+    };
+    let health_address = serve(metrics.clone())
         .await
         .map_err(|error| Failure::failed(&error))?;
     let health_address = service::address::advertised(health_address, args.shell.advertise)
@@ -127,6 +129,7 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     health.set_ready();
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
+    measure(&metrics, &member, process, counters.clone());
     tracing::info!(worker = %member.id, "ready");
 
     let mut worker = Worker {
@@ -171,6 +174,24 @@ fn joining(
         host: service::host::name(),
         health_address,
     }
+}
+
+/// What a scrape finds out by looking.
+fn measure(metrics: &Metrics, member: &Membership, process: Process, counters: Counters) {
+    let (presence, connection) = (member.presence.watch(), member.bus.connection());
+    let now = presence.borrow().clone();
+    let known = [now.device, now.model_revision].map(Option::unwrap_or_default);
+    let [device, revision] = &known;
+    counters
+        .worker
+        .name(&member.id.to_string(), device, revision);
+    metrics.before_scrapes(move || {
+        let (now, connection) = (presence.borrow(), *connection.borrow());
+        counters.worker.state(now.state);
+        counters.inflight.set(number(now.held.len() as u64));
+        process.connection(connection.up, connection.epoch);
+        std::future::ready(())
+    });
 }
 
 /// Loads the engine on its device thread.

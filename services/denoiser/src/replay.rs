@@ -2,14 +2,13 @@
 
 use std::time::Instant;
 
-use protocol::{DenoiseJob, ErrorCode, JobError, Progress, Stage};
+use protocol::{DenoiseJob, ErrorCode, JobError, Stage};
 use replay::{Fault, FaultStage, Faults, ReplayError, Scene, Times, picture};
 use service::{ReplayArgs, clock::unix_millis};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward},
+    engine::{DenoiseEngine, NotPainted, Painted, Reporter, encoded, progress},
     stages::Stages,
 };
 
@@ -50,13 +49,13 @@ impl DenoiseEngine for ReplayEngine {
     fn paint(
         &self,
         job: &DenoiseJob,
-        progress: &watch::Sender<Progress>,
+        report: &Reporter,
         stop: &CancellationToken,
     ) -> Result<Painted, NotPainted> {
         let mut stages = Stages::prepare();
         self.suffer(&job.prompt).map_err(NotPainted::Failed)?;
         let steps = u32::from(job.denoise.steps());
-        progress.send_replace(step_forward(job, Stage::Denoise, 0, steps));
+        report.tell(progress(job, Stage::Denoise, 0, steps));
         // From the start: what a sleep oversleeps must not add up.
         let started_at = Instant::now();
         stages.denoise(steps);
@@ -67,7 +66,7 @@ impl DenoiseEngine for ReplayEngine {
             // Steps of no time are no news.
             if !self.times.step().is_zero() {
                 occupy_device_until(started_at + self.times.step() * step);
-                progress.send_replace(step_forward(job, Stage::Denoise, step, steps));
+                report.tell(progress(job, Stage::Denoise, step, steps));
             }
             stages.step(step, None);
         }
@@ -83,7 +82,7 @@ impl DenoiseEngine for ReplayEngine {
         let bytes = picture(&scene).map_err(|error| NotPainted::Failed(failed(&error)))?;
         // The decoder of a device would have made it meanwhile.
         occupy_device_until(started_at + self.times.picture(job.denoise.steps()));
-        progress.send_replace(step_forward(job, Stage::Decode, 1, 1));
+        report.tell(progress(job, Stage::Decode, 1, 1));
         stages.encode();
         Ok(Painted {
             image: encoded(job, bytes)?,
@@ -121,8 +120,10 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> JobError {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{ImageSize, Seed};
+    use protocol::{ImageSize, Progress, Seed};
     use replay::{ArTimes, DenoiseTimes, Table, prior_tokens};
+    use service::metrics::Histogram;
+    use tokio::sync::watch;
 
     use super::*;
     use crate::fixtures;
@@ -157,13 +158,18 @@ mod tests {
         (engine, folder)
     }
 
+    fn report(job: &DenoiseJob) -> (Reporter, watch::Receiver<Progress>) {
+        let (progress, told) = watch::channel(progress(job, Stage::Prior, 0, 0));
+        (Reporter::new(progress, Histogram::new([1.0])), told)
+    }
+
     fn paint(engine: &ReplayEngine, job: &DenoiseJob) -> Result<Vec<u8>, NotPainted> {
-        let progress = watch::Sender::new(step_forward(job, Stage::Denoise, 0, 1));
-        let painted = engine.paint(job, &progress, &CancellationToken::new())?;
+        let (report, told) = report(job);
+        let painted = engine.paint(job, &report, &CancellationToken::new())?;
         assert_eq!(painted.image.size, job.size);
         assert_eq!(
-            *progress.borrow(),
-            step_forward(job, Stage::Decode, 1, 1),
+            *told.borrow(),
+            progress(job, Stage::Decode, 1, 1),
             "told to the end"
         );
         Ok(painted.image.bytes)
@@ -184,10 +190,10 @@ mod tests {
         let (engine, _folder) = engine("[]");
         let (job, stop) = (job("a red fox", 3), CancellationToken::new());
         stop.cancel();
-        let progress = watch::Sender::new(step_forward(&job, Stage::Prior, 0, 0));
-        let stopped = engine.paint(&job, &progress, &stop);
+        let (report, told) = report(&job);
+        let stopped = engine.paint(&job, &report, &stop);
         assert!(matches!(stopped, Err(NotPainted::Stopped)));
-        assert_eq!(*progress.borrow(), step_forward(&job, Stage::Denoise, 0, 3));
+        assert_eq!(*told.borrow(), progress(&job, Stage::Denoise, 0, 3));
     }
 
     #[test]

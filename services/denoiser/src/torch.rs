@@ -4,15 +4,14 @@ use std::ops::ControlFlow;
 
 use model::{Checkpoint, LoadOptions, ModelError, PaintProgress, PaintRequest, Painter, PriorGrid};
 use protocol::{
-    DenoiseJob, DenoiseParameters, ErrorCode, ImageFormat, JobError, Progress, Stage,
+    DenoiseJob, DenoiseParameters, ErrorCode, ImageFormat, JobError, Stage,
     limits::SIDE_PIXELS_MULTIPLE,
 };
 use service::{ModelArgs, clock::unix_millis};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::{DenoiseEngine, NotPainted, Painted, encoded, progress as step_forward},
+    engine::{DenoiseEngine, NotPainted, Painted, Reporter, encoded, progress},
     stages::Stages,
 };
 
@@ -40,7 +39,7 @@ impl DenoiseEngine for TorchEngine {
     fn paint(
         &self,
         job: &DenoiseJob,
-        progress: &watch::Sender<Progress>,
+        report: &Reporter,
         stop: &CancellationToken,
     ) -> Result<Painted, NotPainted> {
         let steps = u32::from(job.denoise.steps());
@@ -56,7 +55,7 @@ impl DenoiseEngine for TorchEngine {
             if stage == Stage::Denoise {
                 denoise_finished_at = unix_millis();
             }
-            progress.send_replace(step_forward(job, stage, step, steps));
+            report.tell(progress(job, stage, step, steps));
             if step_is_next(done) && stop.is_cancelled() {
                 ControlFlow::Break(())
             } else {
@@ -165,6 +164,9 @@ fn failed(error: &ModelError) -> JobError {
 mod tests {
     use std::path::Path;
 
+    use service::metrics::Histogram;
+    use tokio::sync::watch;
+
     use super::*;
     use crate::fixtures::job;
 
@@ -182,8 +184,9 @@ mod tests {
 
     /// Whether there is a picture.
     fn paint(engine: &TorchEngine, job: &DenoiseJob, stop: &CancellationToken) -> bool {
-        let progress = watch::Sender::new(step_forward(job, Stage::Denoise, 0, 1));
-        match engine.paint(job, &progress, stop) {
+        let progress = watch::Sender::new(progress(job, Stage::Denoise, 0, 1));
+        let report = Reporter::new(progress, Histogram::new([1.0]));
+        match engine.paint(job, &report, stop) {
             Ok(painted) => {
                 assert!(painted.image.bytes.starts_with(b"\x89PNG\r\n\x1a\n"));
                 true

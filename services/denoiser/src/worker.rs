@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use batching::{Breaker, is_tried};
+use batching::{Breaker, Redelivery, is_tried};
 use messaging::{BusError, Delivery, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue};
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
@@ -134,6 +134,10 @@ impl Worker<'_> {
             }
             None => return Ok(()),
         };
+        if delivered > 1 {
+            let why = Redelivery::of(&facts.life, WorkStage::Denoise);
+            self.counters.redelivered(why);
+        }
         let asking = Asking {
             worker: &self.member.id,
             attempts_max: self.retry.attempts_max,
@@ -253,7 +257,7 @@ impl Worker<'_> {
     fn followed(&self, output: OutputId, refusal: Option<Refusal>) -> bool {
         let Some(refusal) = refusal else { return true };
         tracing::info!(%output, %refusal, "event in the output's life is refused");
-        self.counters.refused.inc();
+        self.counters.worker.refused.inc();
         false
     }
 
@@ -306,7 +310,7 @@ impl Worker<'_> {
             }
         }
         tracing::warn!(%output, reason = letter.reason.text, "output is given up");
-        self.counters.dead.inc();
+        self.counters.worker.dead.inc();
         self.refuse(&job, letter.result(), lease).await;
     }
 
@@ -330,7 +334,7 @@ impl Worker<'_> {
                 tracing::debug!(%output, failed, "result stored");
             }
             Some(Fence::Taken) => {
-                self.counters.suppressed.inc();
+                self.counters.worker.suppressed.inc();
                 tracing::info!(%output, "another result was first, dropping this one");
                 ended_as(value::ENDED_ELSEWHERE);
             }

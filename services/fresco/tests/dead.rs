@@ -193,7 +193,7 @@ async fn a_deployment_is_set_up_as_asked_and_checked_whole() {
         .fresco("nats init --ack-wait-s 3 --result-ttl-s 90")
         .await
         .unwrap_err();
-    assert!(other.1.contains("max_age"), "{other:?}");
+    assert!(other.1.contains("with other settings"), "{other:?}");
 
     let fresh = Broker::start();
     let site = Site {

@@ -1,8 +1,22 @@
 //! What the gateway did, for `/metrics`. What is open is a difference of two counters, not a gauge that jumps.
 
-use service::metrics::{metrics::counter::Counter, registry::Registry};
+use std::time::Duration;
 
-#[derive(Debug, Clone, Default)]
+use protocol::{
+    Ending, ErrorCode, ImageSize, OutputState, OutputTimings, PriorityClass, UnixMillis,
+};
+use service::metrics::{
+    Counter, Labelled, Metrics, Trace, Traced, TracedBy,
+    catalog::{
+        DEADLINE_MISSED, IDEMPOTENT_JOINS, JOB_DURATION, JOBS_ACCEPTED, JOBS_CANCELLED,
+        OUTPUT_DURATION, OUTPUTS_ACCEPTED, OUTPUTS_ENDED, OUTPUTS_EXPIRED, OUTPUTS_REFUSED,
+        REJECTIONS, STAGE_RUN, STAGE_WAIT, UNATTRIBUTED,
+    },
+};
+
+use crate::spent::{RUNS, Spent, WAITS, size_class};
+
+#[derive(Debug, Clone)]
 pub(crate) struct Counters {
     pub(crate) jobs_accepted: Counter,
     pub(crate) outputs_accepted: Counter,
@@ -11,51 +25,192 @@ pub(crate) struct Counters {
     pub(crate) outputs_expired: Counter,
     pub(crate) jobs_cancelled: Counter,
     pub(crate) idempotent_joins: Counter,
+    deadline_missed: Counter,
+    rejections: Labelled<Counter, 1>,
+    job_duration: TracedBy<3>,
+    /// In the order of [`ENDINGS`], [`WAITS`] and [`RUNS`]: there from the start, so that rates see the first of each.
+    output_duration: [Traced; 4],
+    stage_wait: [Traced; 3],
+    stage_run: [Traced; 3],
+    unattributed: Traced,
+}
+
+/// A job, for the labels of its duration.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct JobKind {
+    pub(crate) size: ImageSize,
+    pub(crate) class: PriorityClass,
 }
 
 impl Counters {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let counters = Self::default();
-        let rows = [
-            (
-                "fresco_jobs_accepted",
-                "Requests queued",
-                &counters.jobs_accepted,
-            ),
-            (
-                "fresco_outputs_accepted",
-                "Outputs of queued requests",
-                &counters.outputs_accepted,
-            ),
-            (
-                "fresco_outputs_ended",
-                "Outputs accepted here that ended, or whose end this gateway did not wait for",
-                &counters.outputs_ended,
-            ),
-            (
-                "fresco_outputs_refused",
-                "Outputs of requests refused for want of room",
-                &counters.outputs_refused,
-            ),
-            (
-                "fresco_outputs_expired",
-                "Outputs ended here at their deadline",
-                &counters.outputs_expired,
-            ),
-            (
-                "fresco_jobs_cancelled",
-                "Requests of which this gateway cancelled something",
-                &counters.jobs_cancelled,
-            ),
-            (
-                "fresco_idempotent_joins",
-                "Requests that joined an earlier one by their key",
-                &counters.idempotent_joins,
-            ),
-        ];
-        for (name, help, counter) in rows {
-            registry.register(name, help, counter.clone());
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let durations = metrics.traced_by(OUTPUT_DURATION);
+        let (waits, runs) = (metrics.traced_by(STAGE_WAIT), metrics.traced_by(STAGE_RUN));
+        Self {
+            jobs_accepted: metrics.counter(JOBS_ACCEPTED),
+            outputs_accepted: metrics.counter(OUTPUTS_ACCEPTED),
+            outputs_ended: metrics.counter(OUTPUTS_ENDED),
+            outputs_refused: metrics.counter(OUTPUTS_REFUSED),
+            outputs_expired: metrics.counter(OUTPUTS_EXPIRED),
+            jobs_cancelled: metrics.counter(JOBS_CANCELLED),
+            idempotent_joins: metrics.counter(IDEMPOTENT_JOINS),
+            deadline_missed: metrics.counter(DEADLINE_MISSED),
+            rejections: metrics
+                .counters(REJECTIONS)
+                .from_zero(ErrorCode::ALL.map(|code| [code.as_str()])),
+            job_duration: metrics.traced_by(JOB_DURATION),
+            output_duration: ENDINGS.map(|ending| durations.of([ending_label(ending)])),
+            stage_wait: WAITS.map(|stage| waits.of([stage])),
+            stage_run: RUNS.map(|stage| runs.of([stage])),
+            unattributed: metrics.traced(UNATTRIBUTED),
         }
-        counters
+    }
+
+    /// A request for pictures did not become a job.
+    pub(crate) fn rejected(&self, code: ErrorCode) {
+        self.rejections.of([code.as_str()]).inc();
+    }
+
+    /// An output of a job that was accepted here has ended: heard of at `heard_at`, `total` after it was accepted.
+    pub(crate) fn output_ended(
+        &self,
+        ending: Ending,
+        timings: &OutputTimings,
+        heard_at: UnixMillis,
+        total: Duration,
+    ) {
+        let trace = Trace::current();
+        let outcomes = ENDINGS.iter().zip(&self.output_duration);
+        for (_, outcome) in outcomes.filter(|(of, _)| **of == ending) {
+            outcome.observe(total.as_secs_f64(), &trace);
+        }
+        if ending == Ending::Expired {
+            self.deadline_missed.inc();
+        }
+        if ending != Ending::Done {
+            return;
+        }
+        let Some(spent) = Spent::of(timings, heard_at, total) else {
+            return;
+        };
+        for (stage, seconds) in self.stage_wait.iter().zip(spent.waits) {
+            stage.observe(seconds, &trace);
+        }
+        for (stage, seconds) in self.stage_run.iter().zip(spent.runs) {
+            stage.observe(seconds, &trace);
+        }
+        self.unattributed.observe(spent.unattributed, &trace);
+    }
+
+    /// The last output of such a job has ended, and it ended in `state`.
+    pub(crate) fn job_ended(&self, job: JobKind, state: OutputState, total: Duration) {
+        let ending = [
+            (OutputState::Done, Ending::Done),
+            (OutputState::Cancelled, Ending::Cancelled),
+            (OutputState::Expired, Ending::Expired),
+        ];
+        let ending = ending.iter().find(|(of, _)| *of == state);
+        let outcome = ending_label(ending.map_or(Ending::Failed, |(_, ending)| *ending));
+        let labels = [outcome, size_class(job.size), class_label(job.class)];
+        let duration = self.job_duration.of(labels);
+        duration.observe(total.as_secs_f64(), &Trace::current());
+    }
+}
+
+const ENDINGS: [Ending; 4] = [
+    Ending::Done,
+    Ending::Failed,
+    Ending::Cancelled,
+    Ending::Expired,
+];
+
+const fn ending_label(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Done => "done",
+        Ending::Failed => "failed",
+        Ending::Cancelled => "cancelled",
+        Ending::Expired => "expired",
+    }
+}
+
+/// A class as labels have it.
+pub(crate) const fn class_label(class: PriorityClass) -> &'static str {
+    match class {
+        PriorityClass::High => "high",
+        PriorityClass::Standard => "standard",
+        PriorityClass::Low => "low",
+    }
+}
+
+#[cfg(test)]
+impl Default for Counters {
+    fn default() -> Self {
+        Self::register(&Metrics::new(protocol::Role::Gateway))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::Role;
+    use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+
+    use super::*;
+
+    /// Counts a job that could have been.
+    fn record(counters: &Counters, rng: &mut StdRng) {
+        let mut at = rng.random_range(1..1 << 40);
+        let start = at;
+        let mut next = || {
+            at += rng.random_range(0..200_000);
+            Some(at)
+        };
+        let timings = OutputTimings {
+            accepted_at: start,
+            ar_started_at: next(),
+            ar_finished_at: next(),
+            denoise_started_at: next(),
+            denoise_finished_at: next(),
+            finished_at: next().unwrap(),
+        };
+        let total = Duration::from_millis(at - start);
+        let ending = *ENDINGS.choose(rng).unwrap();
+        counters.output_ended(ending, &timings, at, total);
+        let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;
+        let job = JobKind {
+            size: ImageSize::new(side(rng), side(rng)).unwrap(),
+            class: *PriorityClass::ALL.choose(rng).unwrap(),
+        };
+        counters.job_ended(job, ending.state(), total);
+        counters.rejected(*ErrorCode::ALL.choose(rng).unwrap());
+        counters.jobs_accepted.inc();
+    }
+
+    fn series(metrics: &Metrics) -> usize {
+        let text = metrics.exposition().unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    #[test]
+    fn ten_thousand_random_jobs_make_no_more_series_than_labels_allow() {
+        let metrics = Metrics::new(Role::Gateway);
+        let counters = Counters::register(&metrics);
+        let mut rng = StdRng::seed_from_u64(7);
+        for _ in 0..10_000 {
+            record(&counters, &mut rng);
+        }
+        let after = series(&metrics);
+        // Of a histogram to 600 s: 19 bounds, one for the rest, sum and count.
+        let (histogram, outcomes) = (19 + 3, ENDINGS.len());
+        let jobs = outcomes * 4 * PriorityClass::ALL.len() * histogram;
+        let outputs = outcomes * histogram;
+        let (stages, unattributed) = (6 * histogram, 11 + 3);
+        let counters_plain = 8;
+        let all = jobs + outputs + stages + unattributed + counters_plain + ErrorCode::ALL.len();
+        assert_eq!(after, all);
+        println!("{after} series");
+        for _ in 0..10_000 {
+            record(&counters, &mut rng);
+        }
+        assert_eq!(series(&metrics), after, "more jobs, no more series");
     }
 }

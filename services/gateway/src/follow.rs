@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
 use protocol::{
-    ErrorCode, IdempotencyRecord, JobRecord, OutputResult,
+    Ending, ErrorCode, IdempotencyRecord, JobRecord, OutputResult, OutputState, PriorityClass,
     trace::{attribute, event, value},
 };
 use service::{clock::unix_millis, exit::chain, telemetry::spans};
@@ -17,8 +17,9 @@ use tokio::{
 use tracing::Span;
 
 use crate::{
+    counters::JobKind,
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
-    outcome::{Cause, Ended, EndedByOutput},
+    outcome::{Cause, Ended, EndedByOutput, ending},
     reply::ApiError,
     rooms::Room,
     submit::{Order, prior_gone},
@@ -77,6 +78,7 @@ impl Follower {
             Start::Resumed => (None, None, true),
         };
         let deadline = deadline(&order.record);
+        let accepted = accepted(&order.record);
         let queued = async {
             if resumed {
                 resume(jobs, &order).await
@@ -96,6 +98,7 @@ impl Follower {
             queueing.send_replace(not_queued(jobs, &order.record, failure));
             return;
         }
+        let class = order.class();
         let record = order.record;
         tracing::debug!(outputs = record.outputs.len(), size = %record.size, resumed, "job is queued");
         room.iter_mut().for_each(Room::queued);
@@ -103,6 +106,8 @@ impl Follower {
         let mut following = Following {
             jobs,
             record: &record,
+            class,
+            accepted,
             ended: &ended,
             room,
         };
@@ -118,6 +123,13 @@ impl Follower {
 /// The deadline on this process's clock.
 fn deadline(record: &JobRecord) -> Instant {
     Instant::now() + Duration::from_millis(record.deadline_at.saturating_sub(unix_millis()))
+}
+
+/// When the job was accepted, on this process's clock, which is not set in between.
+fn accepted(record: &JobRecord) -> Instant {
+    let now = Instant::now();
+    let ago = Duration::from_millis(unix_millis().saturating_sub(record.accepted_at));
+    now.checked_sub(ago).unwrap_or(now)
 }
 
 /// Queues a job that nobody knows yet.
@@ -218,6 +230,8 @@ async fn leave_nothing(jobs: &Jobs, record: &JobRecord) {
 struct Following<'a> {
     jobs: &'a Jobs,
     record: &'a JobRecord,
+    class: PriorityClass,
+    accepted: Instant,
     ended: &'a watch::Sender<EndedByOutput>,
     /// None for a job that another gateway let in.
     room: Option<Room>,
@@ -238,6 +252,23 @@ impl Following<'_> {
             }
         }
         tracing::debug!("job has ended");
+        self.count();
+    }
+
+    /// Counted where it was let in, so that a job that several gateways follow counts once.
+    fn count(&self) {
+        let ended = self.ended.borrow();
+        if self.room.is_none() || ended.len() < self.record.outputs.len() {
+            return;
+        }
+        let states: Vec<_> = ended.values().map(|end| ending(end).state()).collect();
+        let kind = JobKind {
+            size: self.record.size,
+            class: self.class,
+        };
+        let state = OutputState::of_request(&states);
+        let counters = &self.jobs.counters;
+        counters.job_ended(kind, state, self.accepted.elapsed());
     }
 
     async fn expire(&mut self) {
@@ -285,6 +316,11 @@ impl Following<'_> {
         self.tell(result);
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
+        }
+        if self.room.is_some() {
+            let (ending, total) = (Ending::of(&result.outcome), self.accepted.elapsed());
+            let counters = &self.jobs.counters;
+            counters.output_ended(ending, &result.timings, unix_millis(), total);
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

@@ -16,6 +16,8 @@
 //! | `follow`    | follows each to its end                                |
 //! | `ends`      | ends outputs: cancels, deadlines                       |
 //! | `waiting`   | clients that wait, and those that leave                |
+//! | `spent`     | where a picture's time went, pure                      |
+//! | `measures`  | what a scrape asks the broker                          |
 //! | `outcome`   | how an output ended, pure                              |
 //! | `pictures`  | bounds the pictures on their way out                   |
 //! | `answer`    | records and results → the images response, pure        |
@@ -36,6 +38,7 @@ mod gateway;
 mod job_answer;
 mod jobs;
 mod keyed;
+mod measures;
 mod outcome;
 mod pictures;
 mod readiness;
@@ -43,6 +46,7 @@ mod reply;
 mod request;
 mod rooms;
 mod routes;
+mod spent;
 mod submit;
 mod turns;
 mod waiting;
@@ -52,7 +56,10 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use anyhow::Context;
 use messaging::{Access, Bus, BusConfig, Results};
 use protocol::{Role, WorkerId};
-use service::{Health, Shutdown, metrics::registry::Registry};
+use service::{
+    Health, Shutdown,
+    metrics::{Metrics, Process},
+};
 use tokio::{
     net::TcpListener,
     sync::{oneshot, watch},
@@ -106,9 +113,9 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
     let bus = connect(&config, name.clone()).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
-    let (health, counters, probes) = serve_probes(config.shell.health_listen, &shutdown).await?;
+    let (counters, rooms, metrics) = measured(&config, &bus);
+    let (health, probes) = serve_probes(config.shell.health_listen, metrics, &shutdown).await?;
     let told = service::address::advertised(probes, config.shell.advertise)?;
-    let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
     let result_ttl = ResultTtl::default();
     let (patient, patient_seen) = watch::channel(false);
     let watch = Watch {
@@ -138,6 +145,7 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
         stop: effects.clone(),
     });
     let answers_due = CancellationToken::new();
+    let public = config.public_url.clone();
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
@@ -145,7 +153,7 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
         health,
         patient: patient_seen,
         address: Address {
-            public: config.public_url.clone(),
+            public,
             bound: address,
         },
         counters,
@@ -203,17 +211,25 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
+/// What is counted, and by whose rule requests are let in.
+fn measured(config: &Config, bus: &Bus) -> (Counters, Rooms, Metrics) {
+    let metrics = Metrics::new(Role::Gateway);
+    let counters = Counters::register(&metrics);
+    let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
+    measures::keep(&metrics, Process::register(&metrics), bus, &rooms);
+    (counters, rooms, metrics)
+}
+
 /// Serves `/livez`, `/readyz` and `/metrics`: what they tell, and where.
 async fn serve_probes(
     listen: SocketAddr,
+    metrics: Metrics,
     shutdown: &Shutdown,
-) -> anyhow::Result<(Health, Counters, SocketAddr)> {
+) -> anyhow::Result<(Health, SocketAddr)> {
     let health = Health::new();
-    let mut registry = Registry::default();
-    let counters = Counters::register(&mut registry);
-    let address = service::health::serve(listen, health.clone(), registry, shutdown).await;
+    let address = service::health::serve(listen, health.clone(), metrics, shutdown).await;
     let address = address.with_context(|| format!("cannot listen on {listen}"))?;
-    Ok((health, counters, address))
+    Ok((health, address))
 }
 
 /// Serves the API until shutdown and the last answer; the receiver hears of that.

@@ -105,6 +105,11 @@ impl ApiError {
         }
     }
 
+    /// Whether no job came of the request.
+    pub(crate) const fn is_rejection(&self) -> bool {
+        self.job.is_none()
+    }
+
     pub(crate) fn error(&self) -> &JobError {
         &self.error
     }

@@ -97,6 +97,11 @@ impl Rooms {
         self.lock().open_here()
     }
 
+    /// Outputs that the deployment finishes in a second when it has work; `None` before any was seen.
+    pub(crate) fn per_second(&self) -> Option<f64> {
+        self.lock().per_second()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Admission> {
         // A panic inside leaves counts that the next look corrects as far as they can be.
         self.admission

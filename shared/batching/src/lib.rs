@@ -25,5 +25,5 @@ pub use backlog::{AHEAD_PER_DENOISER_MAX, Backlog, Ends, Look, Mark};
 pub use breaker::{Breaker, self_test_pauses};
 pub use former::{Action, BatchFormer, BatchId, Event, Limits, Row};
 pub use policy::{AGING, Policy};
-pub use retry::{Others, Start, is_retried, is_tried, may_start};
+pub use retry::{Others, Redelivery, Start, is_retried, is_tried, may_start};
 pub use slots::FULL_PAUSE;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use protocol::{ErrorCode, OutputLife, WorkStage, WorkerId};
+use protocol::{AttemptOutcome, ErrorCode, OutputLife, WorkStage, WorkerId};
 
 /// Whether another worker of the stage takes work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +68,47 @@ pub fn may_start(
         (false, _) => Start::Go,
         (true, Others::Some) => Start::PassOn,
         (true, Others::None) => Start::GiveUp,
+    }
+}
+
+/// Why a message comes once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Redelivery {
+    /// Who had it before was not heard of again.
+    Lost,
+    /// The engine failed.
+    Failed,
+    /// Who had it before gave it back.
+    GivenBack,
+    /// Nobody had begun with it.
+    Untouched,
+}
+
+impl Redelivery {
+    /// Every reason.
+    pub const ALL: [Self; 4] = [Self::Lost, Self::Failed, Self::GivenBack, Self::Untouched];
+
+    /// Of an output with this `life`, whose message comes again at `stage`. One whose last attempt is finished comes
+    /// because only its ack was lost: that attempt's worker was not heard of again either.
+    pub fn of(life: &OutputLife, stage: WorkStage) -> Self {
+        let mut attempts = life.attempts.iter().rev();
+        let last = attempts.find(|attempt| attempt.stage == stage);
+        match last.map(|attempt| &attempt.outcome) {
+            None => Self::Untouched,
+            Some(Some(AttemptOutcome::Failed(_))) => Self::Failed,
+            Some(Some(AttemptOutcome::GivenBack)) => Self::GivenBack,
+            Some(None | Some(AttemptOutcome::Lost | AttemptOutcome::Finished)) => Self::Lost,
+        }
+    }
+
+    /// As metrics call it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Failed => "failed",
+            Self::GivenBack => "given_back",
+            Self::Untouched => "untouched",
+        }
     }
 }
 
@@ -142,6 +183,26 @@ mod tests {
                 3,
             );
             assert_eq!(start, expected, "{name} after {attempts:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_comes_again_for_what_the_last_attempt_came_to() {
+        use Redelivery::{Failed, GivenBack, Lost, Untouched};
+        for (attempts, expected) in [
+            ("", Untouched),
+            ("a?", Lost),
+            ("a! b-", GivenBack),
+            ("a- b!", Failed),
+            ("a! b+", Lost),
+        ] {
+            let life = life(attempts);
+            assert_eq!(
+                Redelivery::of(&life, WorkStage::Denoise),
+                expected,
+                "{attempts}"
+            );
+            assert_eq!(Redelivery::of(&life, WorkStage::Prior), Untouched);
         }
     }
 

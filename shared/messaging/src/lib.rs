@@ -27,6 +27,7 @@
 //! | `lives`      | lives of outputs, moved on by compare-and-set                           |
 //! | `ends`       | tells a worker that what it works on has ended                          |
 //! | `queues`     | what the queues say of themselves; what is taken out of them            |
+//! | `measures`   | what the broker says, in numbers for metrics                            |
 //! | `dead`       | the dead letters                                                        |
 //! | `idempotency`| whose a client's key is                                                 |
 //! | `system`     | who connects and who is gone, from the broker's system account          |
@@ -47,6 +48,7 @@ mod inbox;
 mod inspect;
 mod lease;
 mod lives;
+mod measures;
 mod membership;
 mod presence;
 mod priors;
@@ -73,6 +75,7 @@ pub use idempotency::{Claim, ClaimError};
 pub use inspect::{Finding, State, Wanted};
 pub use lease::Lease;
 pub use lives::KnownLife;
+pub use measures::{Measures, QueueMeasure, StreamMeasure};
 pub use membership::{Joining, Membership};
 pub use presence::Presence;
 pub use provision::{Difference, ProvisionError};

@@ -53,6 +53,11 @@ impl Presence {
         self.update(|now| (now.state, now.held, now.reason) = (state, Vec::new(), reason));
     }
 
+    /// What is told, as it changes.
+    pub fn watch(&self) -> watch::Receiver<WorkerPresence> {
+        self.now.subscribe()
+    }
+
     /// Changes what is told, and tells the broker at once, or `TELL_PERIOD_MIN` after it was told the last time.
     pub fn update(&self, change: impl FnOnce(&mut WorkerPresence)) {
         self.now.send_modify(change);

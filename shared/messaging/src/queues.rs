@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use async_nats::jetstream::{ErrorCode as ServerCode, stream};
+use async_nats::jetstream::{ErrorCode as ServerCode, consumer, stream};
 use bytes::Bytes;
 use protocol::{JobId, OutputIndex, Subject, topology::ConsumerSpec};
 use serde::{Deserialize, de::IgnoredAny};
@@ -29,6 +29,17 @@ impl QueueDepth {
             queued: self.queued + other.queued,
             held: self.held + other.held,
             idle: self.idle + other.idle,
+        }
+    }
+}
+
+impl From<&consumer::Info> for QueueDepth {
+    fn from(info: &consumer::Info) -> Self {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        Self {
+            queued: info.num_pending,
+            held: count(info.num_ack_pending),
+            idle: count(info.num_waiting),
         }
     }
 }
@@ -86,12 +97,7 @@ impl Bus {
         let info = info.ok_or_else(|| BusError::Missing {
             what: format!("consumer {}/{}", spec.stream, spec.name),
         })?;
-        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        Ok(QueueDepth {
-            queued: info.num_pending,
-            held: count(info.num_ack_pending),
-            idle: count(info.num_waiting),
-        })
+        Ok(QueueDepth::from(&info))
     }
 
     /// Which outputs of `job` have a result. One small answer, whatever the pictures weigh.
@@ -152,10 +158,21 @@ impl Bus {
         struct Place {
             seq: u64,
         }
+        let found = self.next_in::<Found>(stream, pattern, from).await?;
+        Ok(found.map(|found| found.message.seq))
+    }
+
+    /// The first message from `from` on that matches, as the leader knows.
+    pub(crate) async fn next_in<T: for<'de> Deserialize<'de>>(
+        &self,
+        stream: &str,
+        pattern: &str,
+        from: u64,
+    ) -> Result<Option<T>, BusError> {
         let request = serde_json::json!({ "seq": from, "next_by_subj": pattern }).to_string();
         let subject = format!("STREAM.MSG.GET.{stream}");
-        match self.api::<Found>(stream, subject, request.into()).await {
-            Ok(found) => Ok(found.map(|found| found.message.seq)),
+        match self.api::<T>(stream, subject, request.into()).await {
+            Ok(found) => Ok(found),
             Err(BusError::Refused { code, .. }) if code == ServerCode::NO_MESSAGE_FOUND.0 => {
                 Ok(None)
             }

@@ -1,12 +1,11 @@
 //! `/livez`, `/readyz` and `/metrics` of a process.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
-use prometheus_client::{encoding::text, registry::Registry};
 use tokio::{net::TcpListener, sync::watch};
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode};
 
-use crate::{Shutdown, telemetry};
+use crate::{Shutdown, metrics::Metrics, telemetry};
 
 /// Whether the process takes work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,7 +109,7 @@ impl Health {
 }
 
 /// The three routes.
-pub fn routes(health: Health, metrics: Arc<Registry>) -> BoxedFilter<(warp::reply::Response,)> {
+pub fn routes(health: Health, metrics: Metrics) -> BoxedFilter<(warp::reply::Response,)> {
     let livez = warp::path!("livez").map(|| "ok\n".into_response());
     let readyz = warp::path!("readyz").map(move || match health.snapshot() {
         Readiness::Ready => health.ready_text().into_response(),
@@ -119,17 +118,19 @@ pub fn routes(health: Health, metrics: Arc<Registry>) -> BoxedFilter<(warp::repl
                 .into_response()
         }
     });
-    let metrics = warp::path!("metrics").map(move || exposition(&metrics));
+    let metrics = warp::path!("metrics").then(move || {
+        let metrics = metrics.clone();
+        async move { exposition(&metrics).await }
+    });
     warp::get()
         .and(livez.or(readyz).unify().or(metrics).unify())
         .boxed()
 }
 
-/// The registry in OpenMetrics text.
-fn exposition(registry: &Registry) -> warp::reply::Response {
-    let mut body = String::new();
-    match text::encode(&mut body, registry) {
-        Ok(()) => {
+/// What is measured, in OpenMetrics text.
+async fn exposition(metrics: &Metrics) -> warp::reply::Response {
+    match metrics.scrape().await {
+        Ok(body) => {
             let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             warp::reply::with_header(body, "content-type", media_type).into_response()
         }
@@ -144,14 +145,14 @@ fn exposition(registry: &Registry) -> warp::reply::Response {
 pub async fn serve(
     address: SocketAddr,
     health: Health,
-    metrics: Registry,
+    metrics: Metrics,
     shutdown: &Shutdown,
 ) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
     let stop = shutdown.token.clone().cancelled_owned();
     let not_found = warp::any().map(|| StatusCode::NOT_FOUND.into_response());
-    let routes = routes(health, Arc::new(metrics)).or(not_found).unify();
+    let routes = routes(health, metrics).or(not_found).unify();
     shutdown
         .tracker
         .spawn(warp::serve(routes).incoming(listener).graceful(stop).run());

@@ -8,6 +8,7 @@ mod device_thread;
 pub mod exit;
 pub mod health;
 pub mod host;
+pub mod metrics;
 mod model_args;
 pub mod process;
 mod replay_args;
@@ -21,8 +22,6 @@ pub use args::{
 pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::{Health, Upstream};
 pub use model_args::ModelArgs;
-/// The metrics library, so that all roles fill the same kind of registry.
-pub use prometheus_client as metrics;
 pub use replay_args::ReplayArgs;
 pub use shutdown::Shutdown;
 pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};

@@ -95,8 +95,7 @@ impl Driver {
     /// Tells the batch formers what room there is, if that is news.
     pub(super) fn see_room(&mut self) {
         self.ahead.count_ends();
-        let running = self.running.values();
-        let running: usize = running.map(|running| running.outputs.len()).sum();
+        let running = self.running_outputs();
         // What is being stored has left the engine, and has not arrived yet; and what only waits for room there goes before
         // rows that would take it.
         let arriving = self.settling + self.passing.waiting();

@@ -85,7 +85,7 @@ impl Driver {
             "giving it no more rows until a self-test succeeds"
         );
         (state.down, state.tests) = (Some(why), 0);
-        self.bench.counters.quarantines.inc();
+        self.bench.counters.worker.quarantines.inc();
         self.apply(Event::Down { engine });
         let there = self.running.values();
         for running in there.filter(|running| running.engine == engine) {

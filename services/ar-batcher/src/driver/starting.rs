@@ -50,6 +50,7 @@ impl Driver {
             id,
             engine: self.engines.engine(engine),
             size: first.size,
+            running: self.running_outputs() + run.len(),
             rows: run,
             stop: stop.clone(),
             stall_max: self.retry.stall_max,

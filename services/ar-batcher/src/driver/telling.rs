@@ -37,6 +37,8 @@ impl Driver {
     pub(super) fn changed(&mut self) {
         let recent = |at: Instant| at.elapsed() < TELL_PERIOD;
         self.shown.is_old = true;
+        let waiting = self.former.waiting() + self.passing.waiting();
+        self.bench.counters.holds(waiting, self.running_outputs());
         if !self.shown.at.is_some_and(recent) {
             self.show_work();
         }

@@ -9,7 +9,7 @@ use protocol::{
     ArJob, DenoiseJob, DenoiseParameters, ImageFormat, OutputIndex, OutputRequest, PriorId,
     PriorTokens, PriorUsage, Role, Seed, StoredPrior, decode, topology::Topology,
 };
-use service::clock::unix_millis;
+use service::{clock::unix_millis, metrics::Metrics};
 use tempfile::TempDir;
 use tokio::{sync::watch, time::timeout};
 
@@ -108,7 +108,7 @@ impl Site {
             bench: Arc::new(Bench {
                 ends: member.ends(&tracker).await.expect("connected"),
                 member,
-                counters: Counters::default(),
+                counters: Counters::register(&Metrics::new(Role::ArBatcher)),
                 cache: None,
                 attempts_max: 3,
                 policy: Policy::Continuous,

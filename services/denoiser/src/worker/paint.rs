@@ -1,6 +1,10 @@
 //! One painting: from a started attempt to its end, whatever interrupts it.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use batching::is_retried;
 use messaging::Lease;
@@ -19,7 +23,7 @@ use tracing::Span;
 use super::{Worker, ended_as};
 use crate::{
     decide::too_late,
-    engine::{NotPainted, Painted},
+    engine::{NotPainted, Painted, Reporter},
     results::{Instants, result},
 };
 
@@ -63,10 +67,16 @@ impl Worker<'_> {
         });
         // Of this painting alone: a worker that goes on must not be stopped for good.
         let stop = CancellationToken::new();
+        let report = Reporter::new(progress, self.counters.step.clone());
         let call = {
             let (job, stop, span) = (Arc::clone(&job), stop.clone(), Span::current());
-            self.engine
-                .call(move |engine| span.in_scope(|| engine.paint(&job, &progress, &stop)))
+            let busy = self.counters.busy.clone();
+            self.engine.call(move |engine| {
+                let began = Instant::now();
+                let outcome = span.in_scope(|| engine.paint(&job, &report, &stop));
+                busy.inc_by(began.elapsed().as_secs_f64());
+                outcome
+            })
         };
         tokio::pin!(call);
         let painting = Painting {
@@ -111,7 +121,7 @@ impl Worker<'_> {
         lease: Lease,
         call: impl Future<Output = Result<Outcome, DeviceThreadDied>>,
     ) -> Result<(), DeviceThreadDied> {
-        let output = painting.job.output;
+        let (output, stopped_at) = (painting.job.output, Instant::now());
         let mut kept = None;
         match interruption {
             Interruption::Draining => {
@@ -143,11 +153,15 @@ impl Worker<'_> {
             () = self.stop.cancelled() => return Ok(()),
             () = self.stalled(painting) => return Err(DeviceThreadDied),
         };
+        if kept.is_none() {
+            let to_free = stopped_at.elapsed().as_secs_f64();
+            self.counters.cancel_to_free.observe(to_free);
+        }
         match (outcome?, kept) {
             // Its last step was done when it was stopped: the fence says what it is worth.
             (Ok(painted), Some(lease)) => self.painted(painting, Ok(painted), lease).await,
             (Ok(_), None) => {
-                self.counters.suppressed.inc();
+                self.counters.worker.suppressed.inc();
             }
             // A lost message is not given back: that would take it from its new worker.
             (Err(NotPainted::Stopped), Some(lease)) => lease.abandon(),

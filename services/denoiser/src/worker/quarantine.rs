@@ -9,7 +9,7 @@ use super::Worker;
 impl Worker<'_> {
     /// Returns when the engine works again, or the worker is to stop.
     pub(super) async fn quarantine(&mut self, failures: u32) -> Result<(), DeviceThreadDied> {
-        self.counters.quarantines.inc();
+        self.counters.worker.quarantines.inc();
         let why = format!("the engine failed {failures} times in a row");
         tracing::error!(
             reason = why,

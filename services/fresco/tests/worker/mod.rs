@@ -19,7 +19,7 @@ use protocol::{
     CurrentWork, DenoiseJob, DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, Prefix,
     PriorTokens, PriorUsage, Role, Seed, Subject, WorkerId, WorkerPresence, WorkerState,
 };
-use service::{Health, Shutdown, metrics::registry::Registry};
+use service::{Health, Shutdown, metrics::Metrics};
 use tokio_util::task::TaskTracker;
 
 /// The arguments under which the test's program is a worker; the URL of its broker comes on stdin.
@@ -36,7 +36,8 @@ async fn process() {
     let (shutdown, health) = (Shutdown::default(), Health::new());
     health.set_ready();
     let any = ([127, 0, 0, 1], 0).into();
-    let address = service::health::serve(any, health, Registry::default(), &shutdown);
+    let metrics = Metrics::new(Role::Denoiser);
+    let address = service::health::serve(any, health, metrics, &shutdown);
     let joining = Joining {
         health_address: address.await.unwrap(),
         host: service::host::name(),

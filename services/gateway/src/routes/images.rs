@@ -43,7 +43,12 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(warp::body::stream())
         .then(|span, gateway: Arc<Gateway>, headers, host, body| {
             answer(span, async move {
-                generate(&gateway, headers, host, body).await
+                let generated = generate(&gateway, headers, host, body).await;
+                generated.inspect_err(|error| {
+                    if error.is_rejection() {
+                        gateway.counters.rejected(error.error().code);
+                    }
+                })
             })
         });
     let content_path = warp::path!("v1" / "images" / String / "content");

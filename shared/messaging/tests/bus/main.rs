@@ -8,6 +8,7 @@ mod secured;
 
 mod inspect;
 mod lives;
+mod measures;
 mod presence;
 mod priors;
 mod provision;

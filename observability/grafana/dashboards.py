@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Writes the dashboards: `python3 observability/grafana/dashboards.py`; `--check` says whether they are as written.
+
+What a query may name is the catalogue of metrics; a test of `tests/` parses every one and looks each name up.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from panels import dashboard, heatmap, mean, panel, per_minute, quantiles, query, stacked, text_variable, traceql, variable
+
+FOLDER = Path(__file__).resolve().with_name("dashboards")
+
+# Of the outputs that a deployment is to answer for: who cancels has got what was asked for.
+OUTPUTS = "fresco_output_duration_seconds_count"
+DONE = '{outcome="done"}'
+MISSED = '{outcome=~"failed|expired"}'
+ANSWERED = '{outcome!="cancelled"}'
+# One bad output in a hundred is the budget.
+BUDGET = 0.01
+INTERVAL = "[$__rate_interval]"
+
+
+def overview():
+    burn = (
+        lambda window: f"(sum(rate({OUTPUTS}{MISSED}[{window}])) or vector(0)) "
+        f"/ sum(rate({OUTPUTS}{ANSWERED}[{window}])) / {BUDGET}"
+    )
+    now = [
+        panel("Pictures per minute", "Pictures finished per minute, of jobs that any gateway let in.", "short",
+              query(per_minute(OUTPUTS, where=DONE), "pictures"), kind="stat", must=True, width=6, height=5),
+        panel("Open outputs", "Outputs accepted and not ended, over all gateways.", "short",
+              query("sum(fresco_outputs_open)", "open"), kind="stat", must=True, width=6, height=5),
+        panel("Median job", "Half of the jobs of the last minutes took no longer, from request to last picture.", "s",
+              quantiles("fresco_job_duration_seconds", of=(0.5,)), kind="stat", must=True, width=6, height=5),
+        panel("Device seconds per picture", "What a picture costs: time of devices over pictures painted; attempts that "
+              "came to nothing count.", "s",
+              query(f"sum(rate(fresco_device_busy_seconds_total{INTERVAL})) / sum(rate(fresco_outputs_painted_total{INTERVAL}))",
+                    "per picture"), kind="stat", must=True, width=6, height=5),
+    ]
+    work = [
+        stacked("Outputs by outcome", "Outputs that ended per minute, by how they ended.", "short",
+                query(per_minute(OUTPUTS, by="outcome"), "{{outcome}}"), must=True),
+        panel("Job duration", "From accepting a request to its last picture. The points are traces of single jobs.", "s",
+              quantiles("fresco_job_duration_seconds"), must=True),
+        heatmap("Jobs by duration", "How many jobs took how long; a point opens the trace of one.", "s",
+                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{INTERVAL}))", must=True),
+        panel("Mean duration by size", "Size classes end at 512, 1024 and 1536 pixels squared.", "s",
+              query(mean("fresco_job_duration_seconds", by="size_class"), "{{size_class}}")),
+        panel("Mean duration by priority", "What priority buys.", "s",
+              query(mean("fresco_job_duration_seconds", by="class"), "{{class}}")),
+        panel("Forecast and real wait", "What an output accepted now is forecast to wait, by class, and what finished "
+              "pictures have waited for both stages.", "s",
+              [query("max by (class) (fresco_queue_eta_seconds)", "forecast {{class}}"),
+               query(f'sum(rate(fresco_stage_wait_seconds_sum{{stage=~"ar|denoise"}}{INTERVAL})) '
+                     f"/ sum(rate(fresco_unattributed_seconds_count{INTERVAL}))", "real")], must=True),
+    ]
+    promise = [
+        panel("Error budget burn", f"Failed and expired outputs against a budget of {BUDGET:.0%}: 1 uses it up exactly, "
+              "14.4 uses up a month's in two days.", "short",
+              [query(burn("5m"), "5 minutes"), query(burn("1h"), "1 hour"), query(burn("6h"), "6 hours")]),
+        panel("Refused requests", "Requests for pictures that did not become jobs, by error code.", "short",
+              query(per_minute("fresco_rejections_total", by="reason"), "{{reason}}"), must=True),
+        panel("Refused for want of room", "Outputs of requests that were told to come back later.", "short",
+              query(per_minute("fresco_outputs_refused_total"), "outputs")),
+        panel("Missed deadlines", "Outputs that ended at their deadline, and those that a gateway had to end itself.", "short",
+              [query(per_minute("fresco_deadline_missed_total"), "missed"),
+               query(per_minute("fresco_outputs_expired_total"), "ended by a gateway")]),
+        panel("Requests", "Requests that became jobs, that joined one by their key, and jobs that were cancelled.", "short",
+              [query(per_minute("fresco_jobs_accepted_total"), "accepted"),
+               query(per_minute("fresco_idempotent_joins_total"), "joined"),
+               query(per_minute("fresco_jobs_cancelled_total"), "cancelled")], must=True),
+        panel("Accepted and ended", "Outputs that came and went; what is between the lines is open.", "short",
+              [query(per_minute("fresco_outputs_accepted_total"), "accepted"),
+               query(per_minute("fresco_outputs_ended_total"), "ended")], must=True),
+    ]
+    return dashboard("fresco-overview", "Fresco / Overview", "Whether clients get their pictures, and how fast.",
+                     [("Now", now), ("Work", work), ("The promise", promise)], [PROMETHEUS])
+
+
+def pipeline():
+    pictures = f"sum(rate(fresco_unattributed_seconds_count{INTERVAL}))"
+    share = lambda metric, name: query(
+        f"sum by (stage) (rate({metric}_sum{INTERVAL})) / on() group_left() {pictures}", f"{name} {{{{stage}}}}")
+    whole = [
+        stacked("Where the time goes", "Mean seconds of a finished picture, by stage, as wait and as run. The parts are "
+                "the whole: what they miss is drawn too.", "s",
+                [share("fresco_stage_wait_seconds", "wait"), share("fresco_stage_run_seconds", "run"),
+                 query(mean("fresco_unattributed_seconds"), "unattributed")], must=True, width=16, height=10),
+        panel("Nobody's time", "By how much waits and runs miss the whole: clocks that differ between machines.", "s",
+              quantiles("fresco_unattributed_seconds", of=(0.5, 0.99)), height=10),
+    ]
+    queues = [
+        stacked("Waiting", "Messages that no worker has: requests at ar, outputs at denoise.", "short",
+                query("max by (stage, class) (fresco_queue_depth)", "{{stage}} {{class}}"), must=True),
+        panel("Oldest", "Age of the oldest message that waits.", "s",
+              query("max by (stage, class) (fresco_queue_oldest_seconds)", "{{stage}} {{class}}"), must=True),
+        panel("Forecast", "What an output accepted now waits, at the rate measured lately.", "s",
+              query("max by (class) (fresco_queue_eta_seconds)", "{{class}}"), must=True),
+        stacked("With workers", "Messages that workers hold.", "short",
+                query("max by (stage, class) (fresco_queue_held)", "{{stage}} {{class}}"), must=True),
+        panel("Idle workers", "Pull requests that wait at the broker: denoisers with nothing to do, batchers with room.", "short",
+              query("max by (stage, class) (fresco_queue_idle_pulls)", "{{stage}} {{class}}"), must=True),
+        panel("Wait by stage", "p95 of what finished pictures waited.", "s",
+              quantiles("fresco_stage_wait_seconds", by="stage", of=(0.95,)), must=True),
+    ]
+    ar = [
+        panel("Rows in a call", "Outputs in one call of the AR engine; 1 under continuous admission, where each row is a call.",
+              "short", [query(mean("fresco_ar_batch_rows"), "mean"), *quantiles("fresco_ar_batch_rows", of=(0.95,))]),
+        panel("Fill", "Share of the slots that is taken when a call starts. Low while requests wait and denoisers idle is a "
+              "loss.", "percentunit", query(mean("fresco_ar_batch_fill_ratio"), "mean"), must=True),
+        panel("Slots", "Outputs on AR engines, that wait in batchers, and that could run at once.", "short",
+              [query('sum(fresco_inflight{stage="ar"})', "running"), query("sum(fresco_ar_rows_waiting)", "waiting"),
+               query("sum(fresco_ar_slots)", "slots")], must=True),
+        panel("Rows", "Outputs through the AR stage per minute.", "short",
+              [query(per_minute("fresco_ar_rows_started_total"), "started"),
+               query(per_minute("fresco_ar_rows_finished_total"), "finished"),
+               query(per_minute("fresco_ar_rows_failed_total"), "failed"),
+               query(per_minute("fresco_ar_rows_withdrawn_total"), "withdrawn"),
+               query(per_minute("fresco_ar_engine_calls_total"), "calls")], must=True),
+        panel("AR time", "What prior tokens took.", "s",
+              quantiles("fresco_stage_run_seconds", where='{stage="ar"}', of=(0.5, 0.95)), must=True),
+        panel("Prior cache", "Share of the outputs whose prior tokens were there already.", "percentunit",
+              query(f"sum(rate(fresco_prior_cache_hits_total{INTERVAL})) / (sum(rate(fresco_prior_cache_hits_total{INTERVAL})) "
+                    f"+ sum(rate(fresco_prior_cache_misses_total{INTERVAL})))", "hits")),
+        panel("Prior tokens stored", "What the cache takes in.", "binBps",
+              query(f"sum(rate(fresco_prior_cache_stored_bytes_total{INTERVAL}))", "bytes")),
+        panel("Priors stored", "Outputs whose prior tokens were stored, per minute.", "short",
+              query(per_minute("fresco_prior_cache_stored_total"), "stored")),
+    ]
+    denoise = [
+        panel("Step", "One denoising step, over all denoisers.", "s", quantiles("fresco_denoise_step_seconds"), must=True),
+        panel("Denoise and decode", "p95 of what finished pictures took on a device, and of decoding and encoding.", "s",
+              quantiles("fresco_stage_run_seconds", by="stage", where='{stage=~"denoise|decode"}', of=(0.95,)), must=True),
+        panel("Painted", "Pictures stored, outputs that failed, and those that were stopped because they had ended, per minute.",
+              "short", [query(per_minute("fresco_outputs_painted_total"), "painted"),
+                        query(per_minute("fresco_outputs_failed_total"), "failed"),
+                        query(per_minute("fresco_outputs_stopped_total"), "stopped")], must=True),
+    ]
+    return dashboard("fresco-pipeline", "Fresco / Pipeline", "From the request to the picture, stage by stage.",
+                     [("Where the time goes", whole), ("Queues, as the broker has them", queues), ("AR", ar),
+                      ("Denoising", denoise)], [PROMETHEUS])
+
+
+def workers():
+    named = lambda expr: f"{expr} * on (instance) group_left (worker) fresco_worker_info"
+    fleet = [
+        stacked("Workers by state", "Who shows signs of life at the broker.", "short",
+                query("max by (role, state) (fresco_workers)", "{{role}} {{state}}"), must=True),
+        panel("States", "Each worker over time.", "short",
+              query(named("(fresco_worker_state == 1)"), "{{worker}} {{state}}"), kind="state-timeline", width=16),
+        panel("Busy", "Outputs that run on each worker's engines.", "short",
+              query(named("sum by (instance) (fresco_inflight)"), "{{worker}}"), must=True),
+        panel("Device busy", "Share of the time that each denoiser's device painted.", "percentunit",
+              query(named(f"sum by (instance) (rate(fresco_device_busy_seconds_total{INTERVAL}))"), "{{worker}}"), must=True),
+        panel("Versions", "Processes that answer, by role and version.", "short", query("count by (role, version) (fresco_build_info)", "{{role}} {{version}}",
+                                                       format="table", instant=True), kind="table"),
+    ]
+    devices = [
+        panel("Step by worker", "p95 of a denoising step: a straggler is above the others.", "s",
+              quantiles("fresco_denoise_step_seconds", by="instance", of=(0.95,)), must=True),
+        heatmap("Steps", "All steps of all denoisers.", "s",
+                f"sum by (le) (rate(fresco_denoise_step_seconds_bucket{INTERVAL}))", must=True),
+        panel("Cancel to free", "From hearing that an output has ended to a device that is free again: a step at most.", "s",
+              quantiles("fresco_cancel_to_free_seconds", of=(0.5, 0.95))),
+        panel("Memory", "Of each process, in RAM.", "bytes",
+              query("fresco_process_resident_memory_bytes", "{{instance}}")),
+    ]
+    trouble = [
+        panel("Failed attempts", "Attempts that failed and left the output to another one, per minute.", "short",
+              query(per_minute("fresco_attempts_failed_total", by="instance"), "{{instance}}")),
+        panel("Given back", "Outputs given back unfinished, per minute: drains, and brokers that did not answer.", "short",
+              query(per_minute("fresco_outputs_given_back_total", by="instance"), "{{instance}}")),
+        panel("Quarantines", "Times a worker took itself out because its engine failed in a row, in ten minutes.", "short",
+              query("sum by (instance) (increase(fresco_quarantines_total[10m]))", "{{instance}}")),
+        panel("Answers to scrapes", "1 for a process that answers, and whether it has its broker.", "short",
+              [query("up * on (instance) group_left (role) fresco_build_info", "{{role}} {{instance}}"),
+               query("fresco_broker_connected", "{{instance}} has its broker")]),
+    ]
+    return dashboard("fresco-workers", "Fresco / Workers", "Who works, how fast, and who does not.",
+                     [("Fleet", fleet), ("Devices", devices), ("Trouble", trouble)], [PROMETHEUS])
+
+
+def reliability():
+    failures = [
+        panel("Redeliveries", "Messages that came once more, in five minutes, by stage and by what became of the attempt "
+              "before.", "short",
+              query("sum by (stage, reason) (increase(fresco_redeliveries_total[5m]))", "{{stage}} {{reason}}"), must=True),
+        panel("Dead letters", "Outputs given up that nobody has replayed or dropped: `fresco dead list`.", "short",
+              query("max(fresco_dead_letter_depth)", "dead letters"), must=True),
+        panel("Oldest dead letter", "For how long nobody has looked.", "s",
+              query("max(fresco_dead_letter_oldest_seconds)", "oldest"), must=True),
+        panel("Given up", "Outputs that became dead letters, per minute.", "short",
+              query(per_minute("fresco_outputs_dead_total"), "outputs")),
+        panel("Second results", "Results that were second and dropped: the fence at work.", "short",
+              query(per_minute("fresco_results_suppressed_total"), "results")),
+        panel("Refused transitions", "Events that could not follow in an output's life.", "short",
+              query(per_minute("fresco_transitions_refused_total"), "events")),
+    ]
+    broker = [
+        panel("Held against the cap", "Share of the messages that workers may hold at once; at 1 the broker hands out none.",
+              "percentunit",
+              query("max by (stage, class) (fresco_queue_held) / max by (stage, class) (fresco_queue_held_max)",
+                    "{{stage}} {{class}}"), must=True),
+        panel("Delivered more than once", "Messages in the queue that were redelivered.", "short",
+              query("max by (stage, class) (fresco_queue_redelivered)", "{{stage}} {{class}}")),
+        panel("Messages", "In each stream and bucket.", "short",
+              query("max by (stream) (fresco_stream_messages)", "{{stream}}"), must=True),
+        panel("Bytes", "In each stream and bucket.", "bytes",
+              query("max by (stream) (fresco_stream_bytes)", "{{stream}}"), must=True),
+        panel("Fill of streams", "Of what they may hold; results at 0.8 let no job in.", "percentunit",
+              query("max by (stream) (fresco_stream_bytes) / max by (stream) (fresco_stream_max_bytes)", "{{stream}}")),
+        panel("Reconnects", "Connections to the broker in five minutes, beyond the first.", "short",
+              query("sum by (instance) (increase(fresco_broker_connections_total[5m]))", "{{instance}}")),
+        panel("Looks that failed", "Scrapes for which the broker did not say how its queues are.", "short",
+              query(per_minute("fresco_broker_looks_failed_total"), "looks")),
+    ]
+    return dashboard("fresco-reliability", "Fresco / Reliability", "What failed, what was tried again, and how the broker is.",
+                     [("Failures", failures), ("Broker", broker)], [PROMETHEUS])
+
+
+def tracing():
+    rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
+    find = [
+        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace.",
+              "short", traceql('{ span.fresco.job.id =~ "$job" && duration > $longer }'
+                               " | select(span.fresco.job.id, span.fresco.size, span.fresco.class)"),
+              kind="table", width=12),
+        panel("Slow jobs", "Whole jobs, from the gateway that followed them.", "short",
+              traceql('{ name = "job" && duration > $longer } | select(span.fresco.job.id, span.fresco.outcome)'),
+              kind="table", width=12),
+        panel("Failures", "Spans that are errors, with what went wrong. A cancelled job is none.", "short",
+              traceql("{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"),
+              kind="table", width=12),
+        panel("Tried again", "Messages that were delivered more than once, and attempts of workers that nobody heard of again.",
+              "short", traceql('{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
+                               " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
+              kind="table", width=12),
+        panel("Long denoising", "Denoising that took so long, below the message that asked for it.", "short",
+              traceql('{ name = "publish denoise" } >> { name = "denoise" && duration > $longer }'), kind="table", width=12),
+        heatmap("Jobs by duration", "A point opens the trace of one job.", "s",
+                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{INTERVAL}))", width=12),
+    ]
+    one = [
+        panel("Trace", "The trace whose id stands above; a click on its bars leads to its log lines and to metrics of its time.",
+              "short", traceql("$trace"), kind="traces", width=24, height=16),
+    ]
+    graph = [
+        panel("Service graph", "Who sends to whom, as Tempo pairs the spans of a message.", "short",
+              traceql("", kind="serviceMap"), kind="nodeGraph", width=12, height=12),
+        panel("Edges", "Messages and calls per second.", "reqps",
+              query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), width=6),
+        panel("Failed edges", "Those of which either side failed.", "reqps",
+              query(rate("traces_service_graph_request_failed_total", "client, server"), "{{client}} to {{server}}"), width=6),
+        panel("In the queue", "p95 from sending a message to working on it.", "s",
+              query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
+                                                        "le, client, server") + ")", "{{client}} to {{server}}"), width=6),
+        panel("Spans without partners", "Trace context that is lost somewhere: should be 0.", "short",
+              query("sum by (client, server) (increase(traces_service_graph_unpaired_spans_total[5m]))",
+                    "{{client}} to {{server}}"), width=6),
+    ]
+    red = [
+        panel("Rate", "Spans per second.", "reqps",
+              query(rate("traces_spanmetrics_calls_total", "service, span_name"), "{{service}} {{span_name}}")),
+        panel("Errors", "Spans per second that are errors.", "reqps",
+              query(f'sum by (service, span_name) (rate(traces_spanmetrics_calls_total{{status_code="STATUS_CODE_ERROR"}}{INTERVAL}))',
+                    "{{service}} {{span_name}}")),
+        panel("Duration", "p95 of each kind of span.", "s",
+              query("histogram_quantile(0.95, " + rate("traces_spanmetrics_latency_bucket", "le, service, span_name") + ")",
+                    "{{service}} {{span_name}}", exemplar=True)),
+        panel("Denoiser by denoiser", "Median and p95 of an output at each denoiser, from its spans.", "s",
+              traceql('{ name = "process denoise" } | quantile_over_time(duration, .5, .95) by (resource.service.instance.id)'),
+              width=24),
+    ]
+    variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), text_variable("job", "Job", ".*"),
+                 text_variable("longer", "Longer than", "1s"), text_variable("trace", "Trace", "")]
+    return dashboard("fresco-tracing", "Fresco / Tracing", "From a slow picture to the span that made it slow.",
+                     [("Find", find), ("One trace", one), ("Graph", graph), ("Spans", red)], variables)
+
+
+PROMETHEUS = variable("prometheus", "prometheus", "Prometheus")
+DASHBOARDS = {"overview": overview, "pipeline": pipeline, "workers": workers, "reliability": reliability,
+              "tracing": tracing}
+
+
+def written(make):
+    return json.dumps(make(), indent=2) + "\n"
+
+
+def main():
+    texts = {FOLDER / f"{name}.json": written(make) for name, make in DASHBOARDS.items()}
+    if "--check" not in sys.argv[1:]:
+        for file, text in texts.items():
+            file.write_text(text)
+        return
+    there = set(FOLDER.glob("*.json"))
+    differing = [file.name for file in there | set(texts) if file not in there or file.read_text() != texts.get(file)]
+    if differing:
+        sys.exit(f"not as dashboards.py writes them: {', '.join(sorted(differing))}; run it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The parts that dashboards are made of. Standard library only.
+
+A panel says what it shows and in which unit; where it lies follows from the order. `must` marks what has to move in
+every healthy deployment with work: the scenario test fails when such a panel is empty, not a number or constant.
+"""
+
+PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
+TEMPO = {"type": "tempo", "uid": "${tempo}"}
+
+# Grafana's grid.
+COLUMNS = 24
+HEIGHT = 8
+
+
+def variable(name, kind, label):
+    """A data source that whoever opens the dashboard chooses: no uid of ours is right elsewhere."""
+    return {"name": name, "type": "datasource", "query": kind, "label": label, "hide": 0, "current": {}, "options": []}
+
+
+def text_variable(name, label, value):
+    """What people type in."""
+    return {"name": name, "type": "textbox", "label": label, "query": value, "hide": 0,
+            "current": {"text": value, "value": value}, "options": [{"text": value, "value": value, "selected": True}]}
+
+
+def traceql(query, *, kind="traceql", **more):
+    return {"datasource": TEMPO, "queryType": kind, "query": query, "limit": 20, "tableType": "traces", **more}
+
+
+def query(expr, legend="", **more):
+    return {"datasource": PROMETHEUS, "expr": expr, "legendFormat": legend, **more}
+
+
+def panel(title, description, unit, targets, *, kind="timeseries", must=False, width=8, height=HEIGHT, **more):
+    targets = [targets] if isinstance(targets, dict) else targets
+    targets = [{"refId": chr(ord("A") + i), **target} for i, target in enumerate(targets)]
+    defaults = {"unit": unit, **more.pop("defaults", {})}
+    return {
+        "type": kind,
+        "title": title,
+        "description": description,
+        "datasource": targets[0]["datasource"] if targets else PROMETHEUS,
+        "targets": targets,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": more.pop("options", {}),
+        "must": must,
+        "width": width,
+        "height": height,
+        **more,
+    }
+
+
+def stacked(*arguments, **more):
+    custom = {"custom": {"stacking": {"mode": "normal"}, "fillOpacity": 60}}
+    return panel(*arguments, defaults=custom, **more)
+
+
+def heatmap(title, description, unit, expr, **more):
+    target = query(expr, "{{le}}", format="heatmap", exemplar=True)
+    options = {"calculate": False, "yAxis": {"unit": unit}}
+    return panel(title, description, unit, target, kind="heatmap", options=options, **more)
+
+
+def quantiles(metric, by="", where="", of=(0.5, 0.95, 0.99)):
+    """Of a histogram, over everything that has it."""
+    labels = ", ".join(["le", *([by] if by else [])])
+    legend = f"{{{{{by}}}}} " if by else ""
+    rate = f"sum by ({labels}) (rate({metric}_bucket{where}[$__rate_interval]))"
+    return [
+        query(f"histogram_quantile({q}, {rate})", f"{legend}p{q * 100:g}", exemplar=True)
+        for q in of
+    ]
+
+
+def mean(metric, where="", by=""):
+    """Of what was observed lately: not of the whole life of a process."""
+    over = f" by ({by})" if by else ""
+    total, count = (f"sum{over} (rate({metric}_{part}{where}[$__rate_interval]))" for part in ("sum", "count"))
+    return f"{total} / {count}"
+
+
+def per_minute(metric, by="", where=""):
+    over = f" by ({by})" if by else ""
+    return f"sum{over} (rate({metric}{where}[$__rate_interval])) * 60"
+
+
+def dashboard(uid, title, description, rows, variables):
+    """`rows` is a list of (title, panels); panels flow from left to right."""
+    placed, number, y = [], 0, 0
+    for row_title, panels in rows:
+        number += 1
+        placed.append({"type": "row", "id": number, "title": row_title, "collapsed": False, "panels": [],
+                       "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1}})
+        y += 1
+        x, tallest = 0, 0
+        for one in panels:
+            number += 1
+            width, height = one.pop("width"), one.pop("height")
+            if x + width > COLUMNS:
+                x, y, tallest = 0, y + tallest, 0
+            placed.append({"id": number, "gridPos": {"x": x, "y": y, "w": width, "h": height}, **one})
+            x, tallest = x + width, max(tallest, height)
+        y += tallest
+    return {
+        "uid": uid,
+        "title": title,
+        "description": description,
+        "tags": ["fresco"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "timezone": "browser",
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": variables},
+        "links": [{"type": "dashboards", "title": "Fresco", "tags": ["fresco"], "asDropdown": True, "keepTime": True}],
+        "annotations": {"list": []},
+        "panels": placed,
+    }

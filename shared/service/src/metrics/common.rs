@@ -1,0 +1,169 @@
+//! What every process measures, and what every worker does.
+
+use protocol::WorkerState;
+
+use super::{
+    Counter, Gauge, Labelled, Metrics, Told,
+    catalog::{
+        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, OUTPUTS_DEAD, QUARANTINES,
+        REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, TRANSITIONS_REFUSED, WORKER_INFO,
+        WORKER_STATE,
+    },
+    number, raise,
+};
+
+/// Of any process.
+#[derive(Debug, Clone)]
+pub struct Process {
+    connected: Gauge,
+    connections: Counter,
+}
+
+impl Process {
+    /// Tells what runs, and how much memory it has at each scrape.
+    pub fn register(metrics: &Metrics) -> Self {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        metrics
+            .told(BUILD_INFO)
+            .tell([metrics.role().to_string(), version]);
+        let resident = metrics.gauge(RESIDENT_MEMORY);
+        metrics.before_scrapes(move || {
+            if let Some(bytes) = resident_bytes() {
+                resident.set(number(bytes));
+            }
+            std::future::ready(())
+        });
+        Self {
+            connected: metrics.gauge(BROKER_CONNECTED),
+            connections: metrics.counter(BROKER_CONNECTIONS),
+        }
+    }
+
+    /// Whether the broker is there, and how often it has been reached.
+    pub fn connection(&self, up: bool, connections: u64) {
+        self.connected.set(u8::from(up).into());
+        raise(&self.connections, connections);
+    }
+}
+
+/// The memory of this process that is in RAM, where Linux tells.
+fn resident_bytes() -> Option<u64> {
+    resident_bytes_in(&std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn resident_bytes_in(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Of a worker.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    info: Told<3>,
+    state: Labelled<Gauge, 1>,
+    stage: &'static str,
+    redeliveries: Labelled<Counter, 2>,
+    /// Outputs on its engines.
+    pub inflight: Gauge,
+    /// Given up.
+    pub dead: Counter,
+    /// Results that came second.
+    pub suppressed: Counter,
+    /// Events that could not follow.
+    pub refused: Counter,
+    /// Times it took itself out.
+    pub quarantines: Counter,
+}
+
+const STATES: [WorkerState; 5] = [
+    WorkerState::Loading,
+    WorkerState::Idle,
+    WorkerState::Busy,
+    WorkerState::Quarantined,
+    WorkerState::Draining,
+];
+
+/// A state as a label has it.
+pub const fn state_label(state: WorkerState) -> &'static str {
+    match state {
+        WorkerState::Loading => "loading",
+        WorkerState::Idle => "idle",
+        WorkerState::Busy => "busy",
+        WorkerState::Quarantined => "quarantined",
+        WorkerState::Draining => "draining",
+    }
+}
+
+impl Worker {
+    /// Of `stage`, loading, and unnamed. What it gets may come again for these `reasons`.
+    pub fn register<const N: usize>(
+        metrics: &Metrics,
+        stage: &'static str,
+        reasons: [&'static str; N],
+    ) -> Self {
+        let redeliveries = metrics.counters(REDELIVERIES);
+        let worker = Self {
+            info: metrics.told(WORKER_INFO),
+            state: metrics.gauges(WORKER_STATE),
+            stage,
+            redeliveries: redeliveries.from_zero(reasons.map(|reason| [stage, reason])),
+            inflight: metrics.gauges(INFLIGHT).of([stage]),
+            dead: metrics.counter(OUTPUTS_DEAD),
+            suppressed: metrics.counter(RESULTS_SUPPRESSED),
+            refused: metrics.counter(TRANSITIONS_REFUSED),
+            quarantines: metrics.counter(QUARANTINES),
+        };
+        worker.state(WorkerState::Loading);
+        worker
+    }
+
+    /// Who it is.
+    pub fn name(&self, worker: &str, device: &str, model_revision: &str) {
+        let values = [worker, device, model_revision];
+        self.info.tell(values.map(str::to_owned));
+    }
+
+    /// How it is.
+    pub fn state(&self, now: WorkerState) {
+        for state in STATES {
+            let is_now = u8::from(state == now);
+            self.state.of([state_label(state)]).set(is_now.into());
+        }
+    }
+
+    /// A message came again, for one of its reasons.
+    pub fn redelivered(&self, reason: &'static str) {
+        self.redeliveries.of([self.stage, reason]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::Role;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_read_where_linux_writes_it() {
+        let status = "Name:\tx\nVmRSS:\t    5136 kB\nRssAnon:\t1 kB\n";
+        assert_eq!(resident_bytes_in(status), Some(5136 * 1024));
+        assert_eq!(resident_bytes_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_worker_is_in_one_state() {
+        let metrics = Metrics::new(Role::Denoiser);
+        let worker = Worker::register(&metrics, "denoise", ["lost"]);
+        worker.state(WorkerState::Busy);
+        let text = metrics.exposition().unwrap();
+        let states = text
+            .lines()
+            .filter(|line| line.starts_with("fresco_worker_state{"));
+        let (on, off): (Vec<_>, Vec<_>) = states.partition(|line| line.ends_with(" 1.0"));
+        assert_eq!(on, ["fresco_worker_state{state=\"busy\"} 1.0"]);
+        assert_eq!(off.len(), STATES.len() - 1);
+    }
+}

@@ -1,0 +1,231 @@
+//! What is emitted, what is documented, what dashboards and alerts ask for: one set. The field's own tools read every
+//! query and every rule.
+
+#![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+};
+
+use integration::{
+    dashboards::{dashboards, folder, labels, names},
+    root,
+};
+use service::metrics::catalog::{ALL, Spec};
+use tempfile::TempDir;
+
+/// What Prometheus adds to every series of ours, or makes of a histogram.
+const ADDED: [&str; 3] = ["instance", "job", "le"];
+
+/// Runs a program of the PATH that has to succeed.
+fn run(program: &str, arguments: &[&str], folder: &std::path::Path) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(folder)
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; run `make test`"));
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}:\n{said}");
+    said
+}
+
+fn alerts() -> String {
+    fs::read_to_string(folder().join("alerts/fresco.yml")).unwrap()
+}
+
+/// Every query to Prometheus, with where it stands.
+fn queries() -> Vec<(String, String)> {
+    let panels = dashboards().into_iter().flat_map(|d| d.panels());
+    panels
+        .flat_map(|panel| {
+            let queries = panel.promql();
+            queries.into_iter().map(move |q| (panel.name.clone(), q))
+        })
+        .collect()
+}
+
+/// Name of a sample → its metric.
+fn samples() -> BTreeMap<String, Spec> {
+    let of = |spec: &Spec| {
+        let spec = *spec;
+        spec.samples().into_iter().map(move |name| (name, spec))
+    };
+    ALL.iter().flat_map(of).collect()
+}
+
+#[test]
+fn dashboards_and_alerts_ask_for_what_there_is_and_for_all_of_it() {
+    let samples = samples();
+    let mut asked: Vec<(String, String)> = queries();
+    asked.push(("alerts".to_owned(), alerts()));
+    let mut used = BTreeSet::new();
+    for (place, text) in &asked {
+        for name in names(text, "fresco_") {
+            let spec = samples.get(&name);
+            let spec = spec.unwrap_or_else(|| panic!("{place} asks for {name}, which is nowhere"));
+            used.insert(spec.name);
+        }
+    }
+    let all: BTreeSet<_> = ALL.iter().map(|spec| spec.name).collect();
+    let unused: Vec<_> = all.difference(&used).collect();
+    assert!(unused.is_empty(), "nobody looks at {unused:?}");
+}
+
+#[test]
+fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
+    let samples = samples();
+    for (place, query) in queries() {
+        let of_query = names(&query, "fresco_");
+        let mut known: BTreeSet<&str> = ADDED.into_iter().collect();
+        known.extend(of_query.iter().flat_map(|name| samples[name].labels));
+        let unknown: Vec<_> = labels(&query)
+            .into_iter()
+            .filter(|label| !known.contains(label.as_str()))
+            .collect();
+        let foreign = !names(&query, "traces_").is_empty();
+        assert!(
+            unknown.is_empty() || foreign,
+            "{place}: {unknown:?} in {query}"
+        );
+    }
+}
+
+#[test]
+fn prometheus_itself_reads_every_query() {
+    let rules = queries().into_iter().enumerate().map(|(i, (_, query))| {
+        let query = query.replace("$__rate_interval", "1m");
+        let query = serde_json::to_string(&query).unwrap();
+        format!("      - {{ record: 'panel:{i}', expr: {query} }}\n")
+    });
+    let rules: String = rules.collect();
+    let text = format!("groups:\n  - name: panels\n    rules:\n{rules}");
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("panels.yml"), text).unwrap();
+    run("promtool", &["check", "rules", "panels.yml"], folder.path());
+}
+
+#[test]
+fn dashboards_are_whole_and_of_no_installation() {
+    let mut uids = BTreeSet::new();
+    for dashboard in dashboards() {
+        let (file, json) = (&dashboard.file, &dashboard.json);
+        let uid = json["uid"].as_str().unwrap();
+        assert!(uids.insert(uid.to_owned()), "{file}: {uid} twice");
+        for field in ["title", "description"] {
+            assert!(
+                json[field].as_str().is_some_and(|text| text.len() > 5),
+                "{file}: {field}"
+            );
+        }
+        assert!(
+            json.get("id").is_none(),
+            "{file}: an id is of one installation"
+        );
+        let all = json["panels"].as_array().unwrap();
+        let ids: BTreeSet<_> = all
+            .iter()
+            .map(|panel| panel["id"].as_u64().unwrap())
+            .collect();
+        assert_eq!(ids.len(), all.len(), "{file}: panel ids");
+        for panel in dashboard.panels() {
+            let name = &panel.name;
+            let described = panel.json["description"]
+                .as_str()
+                .is_some_and(|d| d.len() > 10);
+            assert!(described, "{name}: no description");
+            let unit = panel.json["fieldConfig"]["defaults"]["unit"].as_str();
+            assert!(unit.is_some_and(|unit| !unit.is_empty()), "{name}: no unit");
+            let targets = panel.json["targets"].as_array().unwrap();
+            assert!(!targets.is_empty(), "{name}: no query");
+            let refs: BTreeSet<_> = targets
+                .iter()
+                .map(|t| t["refId"].as_str().unwrap())
+                .collect();
+            assert_eq!(refs.len(), targets.len(), "{name}: refIds");
+        }
+        let text = json.to_string();
+        for uid in text
+            .split("\"uid\":\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+        {
+            let chosen = ["${prometheus}", "${tempo}"].contains(&uid);
+            assert!(
+                chosen || uids.contains(uid),
+                "{file}: a data source of one installation: {uid}"
+            );
+        }
+        assert!(!text.contains("<<<<<<<"), "{file}: a merge marker");
+    }
+    assert!(uids.len() >= 4);
+}
+
+#[test]
+fn dashboards_are_as_their_program_writes_them() {
+    let program = folder().join("grafana/dashboards.py");
+    run(
+        "python3",
+        &["-B", program.to_str().unwrap(), "--check"],
+        &root(),
+    );
+}
+
+#[test]
+fn alerts_do_what_their_cases_say() {
+    let alerts = folder().join("alerts");
+    run("promtool", &["check", "rules", "fresco.yml"], &alerts);
+    run("promtool", &["test", "rules", "fresco.test.yml"], &alerts);
+}
+
+#[test]
+fn every_alert_has_a_case_in_which_it_fires_one_in_which_it_does_not_and_a_runbook() {
+    let rules = alerts();
+    let cases = fs::read_to_string(folder().join("alerts/fresco.test.yml")).unwrap();
+    let after = |text: &str, key: &str| -> Vec<String> {
+        let lines = text.lines().filter_map(|line| line.split_once(key));
+        let words = lines.map(|(_, rest)| rest.trim_matches([' ', '}', '"']).to_owned());
+        words.collect()
+    };
+    let mut runbooks: BTreeSet<String> = BTreeSet::new();
+    for alert in after(&rules, "- alert:") {
+        // A case that fires names the alert on a line of its own and then what it says; one that does not is one line.
+        let fires = cases.contains(&format!(
+            "        alertname: {alert}\n        exp_alerts:\n"
+        ));
+        let quiet = cases.contains(&format!("alertname: {alert} }}"));
+        assert!(fires, "{alert} fires in no case");
+        assert!(
+            quiet || alert == "FrescoWorkerFlapping",
+            "{alert} is quiet in no case"
+        );
+        let of_alert = rules.split(&format!("- alert: {alert}\n")).nth(1).unwrap();
+        let runbook = after(of_alert, "runbook_url:").swap_remove(0);
+        let text = fs::read_to_string(root().join(&runbook));
+        let text = text.unwrap_or_else(|error| panic!("{alert}: {runbook}: {error}"));
+        assert!(
+            text.starts_with(&format!("# {alert}\n")),
+            "{runbook} is of {alert}"
+        );
+        runbooks.insert(runbook);
+    }
+    let files = fs::read_dir(root().join("docs/runbooks")).unwrap();
+    let files = files.map(|file| {
+        let name = file.unwrap().file_name();
+        format!("docs/runbooks/{}", name.to_string_lossy())
+    });
+    assert_eq!(
+        files.collect::<BTreeSet<_>>(),
+        runbooks,
+        "runbooks of no alert"
+    );
+}
+
+#[test]
+fn labels_are_found_where_promql_has_them() {
+    let query = r#"sum by (a, b) (rate(x{c="1", d=~"2|3", e!="4"}[5m])) / on (f) group_left(g) y"#;
+    let found: Vec<_> = labels(query).into_iter().collect();
+    assert_eq!(found, ["a", "b", "c", "d", "e", "f", "g"]);
+}
