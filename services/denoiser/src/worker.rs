@@ -134,10 +134,7 @@ impl Worker<'_> {
             }
             None => return Ok(()),
         };
-        if delivered > 1 {
-            let why = Redelivery::of(&facts.life, WorkStage::Denoise);
-            self.counters.redelivered(why);
-        }
+        self.count_redelivery(delivered, &facts.life);
         let asking = Asking {
             worker: &self.member.id,
             attempts_max: self.retry.attempts_max,
@@ -175,6 +172,13 @@ impl Worker<'_> {
             }
         }
         Ok(())
+    }
+
+    fn count_redelivery(&self, delivered: u64, life: &OutputLife) {
+        if delivered > 1 {
+            let why = Redelivery::of(life, WorkStage::Denoise);
+            self.counters.redelivered(why);
+        }
     }
 
     /// A broker that does not answer says nothing about the output: it comes again.
