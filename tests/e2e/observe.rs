@@ -107,6 +107,15 @@ async fn trouble(fleet: &mut Fleet, prometheus: &Prometheus) {
     }
 }
 
+/// Waits until each of the first processes has been scraped so often.
+async fn scrapes(prometheus: &Prometheus, count: u32) {
+    until("enough has been scraped", || async {
+        let query = format!("count(sum_over_time(up[5m]) >= {count}) >= 5");
+        (!prometheus.now(&query).await.is_empty()).then_some(())
+    })
+    .await;
+}
+
 /// What is wrong with a panel that has to move.
 async fn fault(prometheus: &Prometheus, queries: &[String], seconds: u64) -> Option<String> {
     let mut moves = false;
@@ -135,18 +144,12 @@ async fn every_panel_shows_a_fleet_at_work_and_its_time_adds_up() {
     let prometheus = Prometheus::start().await;
     prometheus.watch(&fleet.bus, &ROLES).await;
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+    // Seen idle, then at work, then in trouble, and for long enough that rates are drawn from several scrapes.
+    scrapes(&prometheus, 1).await;
     load(&fleet, &tracker, &stop);
+    scrapes(&prometheus, 4).await;
     trouble(&mut fleet, &prometheus).await;
-
-    // What a rate is drawn from takes some scrapes; and a dead letter is only seen to be old when it is.
-    until("enough has been scraped", || async {
-        let done = r#"sum(fresco_output_duration_seconds_count{outcome="done"})"#;
-        let letters = "max(fresco_dead_letter_oldest_seconds) > 3";
-        let done = prometheus.now(done).await;
-        let enough = done.first()?.values.first()? > &30.0;
-        (enough && !prometheus.now(letters).await.is_empty()).then_some(())
-    })
-    .await;
+    scrapes(&prometheus, 14).await;
     let seconds = start.elapsed().as_secs();
     let (mut executed, mut faults) = (0, Vec::new());
     for panel in dashboards().iter().flat_map(|dashboard| dashboard.panels()) {
