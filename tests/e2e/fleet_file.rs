@@ -1,14 +1,19 @@
 //! `fresco up --fleet` with the layout of sixteen devices: fourteen denoisers, of which any three may be killed.
 
 use std::{
-    fs,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use futures::future::join_all;
-use integration::{binary, fleet::until, http, process::Process, root};
+use integration::{
+    binary,
+    fleet::{until, until_up},
+    http,
+    process::Process,
+    root,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -43,14 +48,7 @@ impl Fleet {
         ];
         let flags = [flags.as_flattened(), &[server.to_str().unwrap()]].concat();
         let mut process = Process::start(&binary("fresco"), "up", &flags, folder.path());
-        let url = until("fresco up is ready", || {
-            assert_eq!(process.ended(), None, "{}", process.log());
-            let url = fs::read_to_string(&url_file)
-                .ok()
-                .filter(|url| !url.trim().is_empty());
-            async move { url }
-        });
-        let url = url.await.trim().to_owned();
+        let url = until_up(&mut process, &url_file).await;
         Self {
             process,
             url,

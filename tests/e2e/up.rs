@@ -7,7 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use integration::{binary, fleet::until, http, process::Process, root, tiny_model};
+use integration::{
+    binary,
+    fleet::{until, until_up},
+    http,
+    process::Process,
+    root, tiny_model,
+};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
@@ -46,14 +52,7 @@ impl Up {
             server.to_str().unwrap(),
         ];
         let mut process = Process::start(&binary("fresco"), "up", &flags, folder.path());
-        let url = until("fresco up is ready", || {
-            assert_eq!(process.ended(), None, "{}", process.log());
-            let url = fs::read_to_string(&url_file)
-                .ok()
-                .filter(|url| !url.trim().is_empty());
-            async move { url }
-        });
-        let url = url.await.trim().to_owned();
+        let url = until_up(&mut process, &url_file).await;
         Self {
             process,
             url,

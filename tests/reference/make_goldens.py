@@ -17,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from PIL.Image import Image  # noqa: E402
 from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline  # noqa: E402
 from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, retrieve_timesteps  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -132,9 +133,9 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def make_case(pipeline: GlmImagePipeline, recorder: Recorder, case: Case, folder: Path) -> None:
+def paint(pipeline: GlmImagePipeline, recorder: Recorder, case: Case) -> Image:
     recorder.clear()
-    image = pipeline(
+    return pipeline(
         prompt=case.prompt,
         height=case.height,
         width=case.width,
@@ -143,6 +144,10 @@ def make_case(pipeline: GlmImagePipeline, recorder: Recorder, case: Case, folder
         generator=torch.Generator().manual_seed(case.seed),
         callback_on_step_end=recorder.on_step_end,
     ).images[0]
+
+
+def make_case(pipeline: GlmImagePipeline, recorder: Recorder, case: Case, folder: Path) -> None:
+    image = paint(pipeline, recorder, case)
     recorder.keep("image", torch.from_numpy(np.array(image)))
     facts = asdict(case) | recorder.facts | {"glyph_texts": pipeline.get_glyph_texts(case.prompt)[0]}
     save_folder = folder / case.name

@@ -7,18 +7,18 @@ tiny checkpoint: `make_goldens.py`.
 """
 
 import argparse
+import shutil
 from dataclasses import asdict
 from pathlib import Path
-import shutil
 
-from make_goldens import Case, write_json  # noqa: I001  first: it sets OpenMP's threads
+from make_goldens import Case, paint, write_json  # noqa: I001  first: it sets OpenMP's threads
 
 import torch
 from diffusers import GlmImagePipeline
 
 from recorder import Recorder
 
-# The pipeline's default number of steps, and fewer; held-out scenes all; the last one is not square.
+# The pipeline's default number of steps, and fewer; the last one is not square.
 CASES = (
     Case("default_steps", "a big red circle on the left of a blue square, on a white background", 128, 128, 50, 7),
     Case("single", "a small cyan star in the top right corner on a black background", 128, 128, 20, 1),
@@ -28,15 +28,7 @@ CASES = (
 
 
 def make_case(pipeline: GlmImagePipeline, recorder: Recorder, case: Case, folder: Path) -> None:
-    recorder.clear()
-    picture = pipeline(
-        prompt=case.prompt,
-        height=case.height,
-        width=case.width,
-        num_inference_steps=case.num_inference_steps,
-        guidance_scale=case.guidance_scale,
-        generator=torch.Generator().manual_seed(case.seed),
-    ).images[0]
+    picture = paint(pipeline, recorder, case)
     ids = {name: recorder.tensors[f"ar.{name}"].flatten().tolist() for name in ("input_ids", "large_ids")}
     (folder / case.name).mkdir()
     write_json(folder / case.name / "case.json", asdict(case) | ids)
