@@ -131,6 +131,14 @@ async fn accept(gateway: &Bus) {
     let class = PriorityClass::Standard;
     gateway.publish_ar_job(class, &ar_job(1)).await.unwrap();
     assert!(gateway.is_ar_queued(record().job).await.unwrap());
+    // A scrape, which looks at the oldest message too.
+    let measured = gateway.measures().await.unwrap();
+    assert!(
+        measured
+            .ar
+            .iter()
+            .any(|(_, queue)| queue.oldest_at.is_some())
+    );
 }
 
 /// Takes it, writes, and leaves an output for the denoisers.
