@@ -5,7 +5,7 @@ mod counters;
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use messaging::{Bus, BusConfig};
@@ -18,8 +18,11 @@ use tempfile::TempDir;
 use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
 
 mod flags;
+mod waiting;
 
 use self::flags::{ar_engine_flags, engine_flags, write_faults};
+
+pub use self::waiting::{until, until_up};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
@@ -381,31 +384,4 @@ impl Fleet {
 fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     Process::start(&binary(program), name, &flags, folder.path())
-}
-
-/// Asks until there is an answer: for what has no event to wait on, such as another process's readiness.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
-    let deadline = Instant::now() + START_WITHIN;
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "waited {START_WITHIN:?} until {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// The URL that `fresco up` writes to `url_file` once everything is ready.
-pub async fn until_up(process: &mut Process, url_file: &str) -> String {
-    let url = until("fresco up is ready", || {
-        assert_eq!(process.ended(), None, "{}", process.log());
-        let url = fs::read_to_string(url_file)
-            .ok()
-            .filter(|url| !url.trim().is_empty());
-        async move { url }
-    });
-    url.await.trim().to_owned()
 }

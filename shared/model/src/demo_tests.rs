@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tch::{Device, Kind};
 
 use crate::config::read_json;
-use crate::goldens::data;
+use crate::goldens::{data, pixels_of};
 use crate::{
     Checkpoint, ImageSize, LoadOptions, PaintRequest, Painter, PriorGrid, PriorModel, PriorRequest,
 };
@@ -36,15 +36,6 @@ fn cases() -> impl Iterator<Item = (String, Case)> {
         let case = read_json(&data(&folder).join("case.json")).expect("a golden");
         (folder, case)
     })
-}
-
-fn decoded(png: &[u8]) -> Vec<u8> {
-    let mut reader = png::Decoder::new(std::io::Cursor::new(png))
-        .read_info()
-        .expect("a PNG");
-    let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];
-    reader.next_frame(&mut pixels).expect("pixels");
-    pixels
 }
 
 #[test]
@@ -84,9 +75,9 @@ fn the_demo_model_paints_the_pictures_of_the_reference() {
             },
         };
         let picture = painter.paint(&request, &mut |_| ControlFlow::Continue(()));
-        let found = decoded(&picture.expect("a picture").to_png().expect("a PNG"));
+        let found = pixels_of(&picture.expect("a picture").to_png().expect("a PNG"));
         let file = std::fs::read(data(&name).join("image.png")).expect("a golden");
-        let expected = decoded(&file);
+        let expected = pixels_of(&file);
         assert_eq!(found.len(), expected.len(), "{name}");
         let largest = found
             .iter()

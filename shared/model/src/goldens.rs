@@ -91,3 +91,13 @@ pub(crate) fn assert_close(what: &str, found: &Tensor, expected: &Tensor, atol: 
         "{what} differs by {difference:e}, more than {atol:e}"
     );
 }
+
+/// The samples of a PNG, row by row.
+pub(crate) fn pixels_of(png: &[u8]) -> Vec<u8> {
+    let mut reader = png::Decoder::new(std::io::Cursor::new(png))
+        .read_info()
+        .unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    reader.next_frame(&mut pixels).unwrap();
+    pixels
+}

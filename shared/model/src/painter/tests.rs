@@ -2,7 +2,7 @@
 //! those of another CPU; see `assert_close` for what the machine that made the goldens gives.
 
 use super::*;
-use crate::goldens::{self, CASES, Case, LATENTS_ATOL, Tensors, assert_close};
+use crate::goldens::{self, CASES, Case, LATENTS_ATOL, Tensors, assert_close, pixels_of};
 use crate::paint_request::PriorGrid;
 
 /// Latents times up to 5, plus up to 2: the error of another CPU grows with them (2.2e-5 measured).
@@ -150,15 +150,6 @@ fn the_png_shows_the_picture_of_the_reference() {
                 .all(|(found, expected)| found.abs_diff(expected) <= 1)
         );
     }
-}
-
-fn pixels_of(png: &[u8]) -> Vec<u8> {
-    let mut reader = png::Decoder::new(std::io::Cursor::new(png))
-        .read_info()
-        .unwrap();
-    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
-    reader.next_frame(&mut pixels).unwrap();
-    pixels
 }
 
 #[test]
