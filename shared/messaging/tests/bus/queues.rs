@@ -155,7 +155,7 @@ async fn a_message_can_be_given_back_for_a_worker_that_cannot() {
     again.lease.ack().await;
 }
 
-fn record(job: u128) -> JobRecord {
+pub(crate) fn record(job: u128) -> JobRecord {
     let ar = ar_job(job);
     JobRecord {
         job: ar.job,

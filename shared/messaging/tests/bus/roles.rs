@@ -10,7 +10,7 @@ use messaging::{
     WorkQueue,
 };
 use protocol::{
-    DeadLetter, DeadMessage, ErrorCode, IdempotencyRecord, JobError, JobRecord, LifeEvent, Prefix,
+    DeadLetter, DeadMessage, ErrorCode, IdempotencyRecord, JobError, LifeEvent, Prefix,
     PriorityClass, Progress, Role, Stage, WorkStage, WorkerId, WorkerPresence, WorkerState,
     topology::{ConsumerSpec, Topology, TopologyOptions},
 };
@@ -20,6 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     common::Broker,
     priors::prior,
+    queues::record,
     secured::Secrets,
     site::{ar_job, denoise_job, output, output_of, picture, until, within},
 };
@@ -98,26 +99,13 @@ fn started(stage: WorkStage, worker: &WorkerId) -> LifeEvent {
     }
 }
 
-fn record() -> JobRecord {
-    let ar = ar_job(1);
-    JobRecord {
-        job: ar.job,
-        outputs: ar.outputs,
-        size: ar.size,
-        format: ar.format,
-        denoise: ar.denoise,
-        accepted_at: 1,
-        deadline_at: 2,
-    }
-}
-
 /// Takes a request in, as a gateway does.
 async fn accept(gateway: &Bus) {
     gateway.verify(&Topology::new(&prefix())).await.unwrap();
     let key = "order 7".parse().unwrap();
     let claim = IdempotencyRecord {
         request_digest: "ab".repeat(32),
-        record: record(),
+        record: record(1),
     };
     let claimed = gateway.claim_key(&key, &claim).await.unwrap();
     assert!(matches!(claimed, Claim::New));
@@ -127,10 +115,10 @@ async fn accept(gateway: &Bus) {
         gateway.claimed(&key).await.unwrap().is_some()
     })
     .await;
-    gateway.create_job(&record()).await.unwrap();
+    gateway.create_job(&record(1)).await.unwrap();
     let class = PriorityClass::Standard;
     gateway.publish_ar_job(class, &ar_job(1)).await.unwrap();
-    assert!(gateway.is_ar_queued(record().job).await.unwrap());
+    assert!(gateway.is_ar_queued(record(1).job).await.unwrap());
     // A scrape, which looks at the oldest message too.
     let measured = gateway.measures().await.unwrap();
     assert!(
@@ -150,7 +138,7 @@ async fn write(site: &Site, batcher: &Bus) {
     ends.await.unwrap();
     let mut queue = site.open(batcher, &topology.ar_consumers[1]).await;
     let delivery = within("the request", queue.next()).await;
-    assert!(batcher.job(record().job).await.unwrap().is_some());
+    assert!(batcher.job(record(1).job).await.unwrap().is_some());
     let started = started(WorkStage::Prior, &worker);
     batcher
         .advance(output(1), started, 1)
@@ -175,7 +163,7 @@ async fn write(site: &Site, batcher: &Bus) {
     within("it appears", seen(batcher, &worker)).await;
     assert!(
         batcher
-            .ended_outputs(record().job)
+            .ended_outputs(record(1).job)
             .await
             .unwrap()
             .is_empty()
@@ -237,7 +225,7 @@ async fn seen(bus: &Bus, worker: &WorkerId) {
 
 /// Looks at everything that a client may ask for, and clears a job away.
 async fn answer(gateway: &Bus) {
-    let job = record().job;
+    let job = record(1).job;
     assert!(gateway.result(output(1)).await.unwrap().is_some());
     assert!(gateway.job(job).await.unwrap().is_some());
     until("a copy knows the life", || async {
@@ -271,7 +259,7 @@ async fn tend(operator: &Bus) {
             && operator.dead_letter(output(9)).await.unwrap().is_some()
     })
     .await;
-    operator.create_job(&record()).await.unwrap();
+    operator.create_job(&record(1)).await.unwrap();
     let class = PriorityClass::Standard;
     operator.publish_ar_job(class, &ar_job(3)).await.unwrap();
     operator
@@ -346,7 +334,7 @@ async fn play(site: &Site, replicas: u8) {
     let watcher = site.connect(Role::Operator, "watcher").await;
     let results = Results::start(&gateway, &site.tracker, CancellationToken::new()).await;
     let results = results.unwrap();
-    let mut watch = results.watch(record().job, 1).unwrap();
+    let mut watch = results.watch(record(1).job, 1).unwrap();
     let _presence = site.appear(&gateway, Role::Gateway);
 
     accept(&gateway).await;
