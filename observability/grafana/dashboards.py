@@ -174,8 +174,9 @@ def workers():
               query(per_minute("fresco_outputs_given_back_total", by="instance"), "{{instance}}")),
         panel("Quarantines", "Times a worker took itself out because its engine failed in a row, in ten minutes.", "short",
               query("sum by (instance) (increase(fresco_quarantines_total[10m]))", "{{instance}}")),
-        panel("Answers to scrapes", "1 for a process that answers, and whether it has its broker.", "short",
-              [query("up * on (instance) group_left (role) fresco_build_info", "{{role}} {{instance}}"),
+        panel("Answers to scrapes", "1 for a process that answers, 0 for one that does not, and whether it has its broker.",
+              "short",
+              [query('up{job="fresco"}', "{{instance}}"),
                query("fresco_broker_connected", "{{instance}} has its broker")]),
     ]
     return dashboard("fresco-workers", "Fresco / Workers", "Who works, how fast, and who does not.",
