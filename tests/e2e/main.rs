@@ -14,6 +14,7 @@ mod fence;
 mod fleet_file;
 mod flood;
 mod idempotency;
+mod last_spans;
 mod life;
 mod observe;
 mod peer_faults;

@@ -69,11 +69,13 @@ impl Worker<'_> {
         let stop = CancellationToken::new();
         let report = Reporter::new(progress, self.counters.step.clone());
         let call = {
-            let (job, stop, span) = (Arc::clone(&job), stop.clone(), Span::current());
+            let (job, stop) = (Arc::clone(&job), stop.clone());
+            // The attempt may end, and is to be told of, while the device still works on it.
+            let place = spans::Place::below(&Span::current());
             let busy = self.counters.busy.clone();
             self.engine.call(move |engine| {
                 let began = Instant::now();
-                let outcome = span.in_scope(|| engine.paint(&job, &report, &stop));
+                let outcome = place.run(|| engine.paint(&job, &report, &stop));
                 busy.inc_by(began.elapsed().as_secs_f64());
                 outcome
             })

@@ -42,6 +42,26 @@ pub fn event<const N: usize>(
     span.add_event(name, attributes.into());
 }
 
+/// A span's place in its trace, for work that may outlive the span.
+///
+/// A span ends, and is sent, with its last handle, and a span below it holds one: whoever enters it on a thread that may
+/// never come back keeps it from ending.
+#[derive(Debug, Clone)]
+pub struct Place(Context);
+
+impl Place {
+    /// Below `span`, without a handle to it.
+    pub fn below(span: &Span) -> Self {
+        Self(span.context())
+    }
+
+    /// Runs `work` there: its spans are children of the span, and its log lines have the ids.
+    pub fn run<T>(self, work: impl FnOnce() -> T) -> T {
+        let _attached = self.0.attach();
+        work()
+    }
+}
+
 /// Whether a collector is to get `span`.
 pub fn is_sampled(span: &Span) -> bool {
     span.context().span().span_context().is_sampled()
