@@ -123,7 +123,7 @@ catalog! {
     RESIDENT_MEMORY = Gauge, "fresco_process_resident_memory_bytes", [], ALL_ROLES,
         "Memory of the process that is in RAM; a model on a CPU is part of it";
     BROKER_CONNECTED = Gauge, "fresco_broker_connected", [], ALL_ROLES,
-        "Whether the process is connected to the message broker";
+        "Whether the process is connected to the message broker; absent while a worker loads its model";
     BROKER_CONNECTIONS = Counter, "fresco_broker_connections", [], ALL_ROLES,
         "Connections to the message broker; the first one counts too";
 

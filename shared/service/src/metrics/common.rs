@@ -15,7 +15,8 @@ use super::{
 /// Of any process.
 #[derive(Debug, Clone)]
 pub struct Process {
-    connected: Gauge,
+    /// None before anybody knows: a worker that loads its model has not asked for the broker yet.
+    connected: Labelled<Gauge, 0>,
     connections: Counter,
 }
 
@@ -34,14 +35,14 @@ impl Process {
             std::future::ready(())
         });
         Self {
-            connected: metrics.gauge(BROKER_CONNECTED),
+            connected: metrics.gauges(BROKER_CONNECTED),
             connections: metrics.counter(BROKER_CONNECTIONS),
         }
     }
 
     /// Whether the broker is there, and how often it has been reached.
     pub fn connection(&self, up: bool, connections: u64) {
-        self.connected.set(u8::from(up).into());
+        self.connected.of([]).set(u8::from(up).into());
         raise(&self.connections, connections);
     }
 }
@@ -151,6 +152,24 @@ mod tests {
         let status = "Name:\tx\nVmRSS:\t    5136 kB\nRssAnon:\t1 kB\n";
         assert_eq!(resident_bytes_in(status), Some(5136 * 1024));
         assert_eq!(resident_bytes_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_process_that_has_not_asked_for_its_broker_does_not_say_that_it_is_without() {
+        let metrics = Metrics::new(Role::Denoiser);
+        let process = Process::register(&metrics);
+        let told = || {
+            let text = metrics.exposition().unwrap();
+            let lines = text.lines().map(str::to_owned);
+            lines
+                .filter(|line| line.starts_with("fresco_broker_connected"))
+                .collect::<Vec<_>>()
+        };
+        assert!(told().is_empty());
+        process.connection(false, 0);
+        assert_eq!(told(), ["fresco_broker_connected 0.0"]);
+        process.connection(true, 1);
+        assert_eq!(told(), ["fresco_broker_connected 1.0"]);
     }
 
     #[test]
