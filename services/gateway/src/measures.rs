@@ -12,7 +12,8 @@ use service::{
         catalog::{
             BROKER_LOOKS_FAILED, DEAD_LETTER_DEPTH, DEAD_LETTER_OLDEST, OUTPUTS_OPEN, QUEUE_DEPTH,
             QUEUE_ETA, QUEUE_HELD, QUEUE_HELD_MAX, QUEUE_IDLE_PULLS, QUEUE_OLDEST,
-            QUEUE_REDELIVERED, STREAM_BYTES, STREAM_MAX_BYTES, STREAM_MESSAGES, WORKERS_BY_STATE,
+            QUEUE_REDELIVERED, STREAM_BYTES, STREAM_MAX_BYTES, STREAM_MAX_MESSAGES,
+            STREAM_MESSAGES, WORKERS_BY_STATE,
         },
         number, state_label,
     },
@@ -47,6 +48,7 @@ pub(crate) struct Gauges {
     dead_depth: Labelled<Gauge, 0>,
     dead_oldest: Labelled<Gauge, 0>,
     messages: Labelled<Gauge, 1>,
+    messages_max: Labelled<Gauge, 1>,
     bytes: Labelled<Gauge, 1>,
     bytes_max: Labelled<Gauge, 1>,
     workers: Labelled<Gauge, 2>,
@@ -67,6 +69,7 @@ impl Gauges {
             dead_depth: metrics.gauges(DEAD_LETTER_DEPTH),
             dead_oldest: metrics.gauges(DEAD_LETTER_OLDEST),
             messages: metrics.gauges(STREAM_MESSAGES),
+            messages_max: metrics.gauges(STREAM_MAX_MESSAGES),
             bytes: metrics.gauges(STREAM_BYTES),
             bytes_max: metrics.gauges(STREAM_MAX_BYTES),
             workers: metrics.gauges(WORKERS_BY_STATE),
@@ -87,7 +90,13 @@ impl Gauges {
         ] {
             gauges.forget();
         }
-        for gauges in [&self.eta, &self.messages, &self.bytes, &self.bytes_max] {
+        for gauges in [
+            &self.eta,
+            &self.messages,
+            &self.messages_max,
+            &self.bytes,
+            &self.bytes_max,
+        ] {
             gauges.forget();
         }
         self.dead_depth.forget();
@@ -142,6 +151,9 @@ impl Gauges {
         let labels = [stream.name];
         self.messages.of(labels).set(number(stream.messages));
         self.bytes.of(labels).set(number(stream.bytes));
+        if let Some(messages_max) = stream.messages_max {
+            self.messages_max.of(labels).set(number(messages_max));
+        }
         if let Some(bytes_max) = stream.bytes_max {
             self.bytes_max.of(labels).set(number(bytes_max));
         }
@@ -251,6 +263,7 @@ mod tests {
         let dead = StreamMeasure {
             name: "DEAD",
             messages: 2,
+            messages_max: Some(20_000),
             bytes: 100,
             bytes_max: Some(1_000),
             oldest_at: Some(1_000),
@@ -303,6 +316,7 @@ mod tests {
             "fresco_dead_letter_depth 2.0\n",
             "fresco_dead_letter_oldest_seconds 4.5\n",
             "fresco_stream_bytes{stream=\"DEAD\"} 100.0\n",
+            "fresco_stream_max_messages{stream=\"DEAD\"} 20000.0\n",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }

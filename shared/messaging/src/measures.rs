@@ -41,6 +41,8 @@ pub struct StreamMeasure {
     /// What it holds.
     pub bytes: u64,
     /// What it may hold; `None` without a limit.
+    pub messages_max: Option<u64>,
+    /// What it may hold; `None` without a limit.
     pub bytes_max: Option<u64>,
     /// When its oldest message came; `None` for an empty one.
     pub oldest_at: Option<UnixMillis>,
@@ -147,6 +149,7 @@ impl Bus {
             messages: info.state.messages,
             bytes: info.state.bytes,
             // The server writes "no limit" as -1.
+            messages_max: u64::try_from(info.config.max_messages).ok(),
             bytes_max: u64::try_from(info.config.max_bytes).ok(),
             oldest_at: (info.state.messages > 0).then_some(oldest_at),
         })

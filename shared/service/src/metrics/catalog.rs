@@ -183,6 +183,8 @@ catalog! {
         "Age of the oldest dead letter; 0 where there is none";
     STREAM_MESSAGES = Gauge, "fresco_stream_messages", ["stream"], GATEWAY,
         "Messages in a stream or bucket of the broker";
+    STREAM_MAX_MESSAGES = Gauge, "fresco_stream_max_messages", ["stream"], GATEWAY,
+        "Messages that a stream or bucket of the broker may hold; absent without a limit";
     STREAM_BYTES = Gauge, "fresco_stream_bytes", ["stream"], GATEWAY,
         "What a stream or bucket of the broker holds";
     STREAM_MAX_BYTES = Gauge, "fresco_stream_max_bytes", ["stream"], GATEWAY,
