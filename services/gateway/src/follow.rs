@@ -200,7 +200,7 @@ fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
         Failure::Claimed(claimed) => return Queueing::Claimed(claimed),
         Failure::Publish(error) => (error.code(), chain(&error)),
         Failure::Bus(error) => (error.code(), chain(&error)),
-        Failure::PriorGone => return Queueing::Refused(prior_gone().of_job(record.job)),
+        Failure::PriorGone => return Queueing::Refused(prior_gone().of_unqueued(record.job)),
     };
     tracing::warn!(error = text, "job was not queued");
     Queueing::Refused(match code {
@@ -211,7 +211,7 @@ fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
         // A job that was not confirmed may be queued all the same: its id is worth knowing.
         ErrorCode::BusUnavailable => {
             let text = "the message broker did not confirm the job in time";
-            ApiError::new(code, text).of_job(record.job)
+            ApiError::new(code, text).of_unqueued(record.job)
         }
         _ => ApiError::new(code, "the job could not be queued"),
     })

@@ -34,6 +34,8 @@ pub(crate) struct ApiError {
     param: Option<String>,
     /// The job, when there is one: a client can still fetch what it has.
     job: Option<JobId>,
+    /// Whether that job was queued, as far as is known.
+    queued: bool,
     /// What the path does allow, with `method_not_allowed`.
     allow: Option<&'static str>,
     /// When to come back, where that is known better than by the code.
@@ -85,6 +87,15 @@ impl ApiError {
     pub(crate) fn of_job(self, job: JobId) -> Self {
         Self {
             job: Some(job),
+            queued: true,
+            ..self
+        }
+    }
+
+    /// Of a job that was not queued, or not for certain, and whose id is worth knowing all the same.
+    pub(crate) fn of_unqueued(self, job: JobId) -> Self {
+        Self {
+            job: Some(job),
             ..self
         }
     }
@@ -105,9 +116,9 @@ impl ApiError {
         }
     }
 
-    /// Whether no job came of the request.
+    /// Whether no job came of the request, as far as is known.
     pub(crate) const fn is_rejection(&self) -> bool {
-        self.job.is_none()
+        !self.queued
     }
 
     pub(crate) fn error(&self) -> &JobError {
@@ -153,6 +164,7 @@ impl From<JobError> for ApiError {
             error,
             param: None,
             job: None,
+            queued: false,
             allow: None,
             retry_after: None,
             replayed: false,
@@ -301,6 +313,21 @@ mod tests {
             assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
             let told_when = response.headers().contains_key(header::RETRY_AFTER);
             assert_eq!(told_when, [429, 503].contains(&status.as_u16()), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_was_not_queued_for_certain_is_named_and_counts_as_refused() {
+        let (error, job) = (ErrorCode::BusUnavailable, JobId::from_u128(1));
+        let error = || ApiError::new(error, "text");
+        for (error, named, refused) in [
+            (error(), false, true),
+            (error().of_unqueued(job), true, true),
+            (error().of_job(job), true, false),
+        ] {
+            assert_eq!(error.is_rejection(), refused, "{error:?}");
+            let headers = error.into_response().into_parts().0.headers;
+            assert_eq!(headers.contains_key(REQUEST_ID), named);
         }
     }
 

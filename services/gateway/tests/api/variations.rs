@@ -151,6 +151,10 @@ async fn a_variation_that_was_begun_and_not_queued_is_refused_once_its_tokens_ar
     );
     assert_eq!(reply.json()["error"]["param"], "prior_id");
     assert_eq!(deployment.queued(record.job).await, 0);
+    // The answer names the job that it did not become.
+    let metrics = gateway.metrics().await;
+    let refused = "fresco_rejections_total{reason=\"not_found\"} 1\n";
+    assert!(metrics.contains(refused), "{metrics}");
     gateway.stop().await;
 }
 

@@ -145,7 +145,7 @@ catalog! {
     IDEMPOTENT_JOINS = Counter, "fresco_idempotent_joins", [], GATEWAY,
         "Requests that joined an earlier one by their key";
     REJECTIONS = Counter, "fresco_rejections", ["reason"], GATEWAY,
-        "Requests for pictures that were refused before they were queued, by error code";
+        "Requests for pictures that were refused, or not queued for certain, by error code";
 
     // Where the time goes. Of jobs accepted here, and that ended while this gateway followed them.
     JOB_DURATION = Histogram(JOB_SECONDS), "fresco_job_duration_seconds",
