@@ -7,7 +7,7 @@ use protocol::{
     DenoiseJob, EncodedImage, ErrorCode, JobError, Progress, Stage, UnixMillis,
     limits::IMAGE_BYTES_MAX,
 };
-use service::metrics::Histogram;
+use service::metrics::{Histogram, SecondsCounter};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -29,35 +29,53 @@ pub enum NotPainted {
     Failed(JobError),
 }
 
-/// What an engine tells while it paints: how far it is, and with that how long a step takes. It stays on the device's
-/// thread.
+/// What an engine tells while it paints: how far it is, and with that how long a step takes and that the device is busy.
+/// It stays on the device's thread, from the start of a painting to its end.
 #[derive(Debug)]
 pub struct Reporter {
     progress: watch::Sender<Progress>,
     step: Histogram,
     step_began: Cell<Option<Instant>>,
+    busy: SecondsCounter,
+    /// Up to when `busy` has been counted.
+    busy_until: Cell<Instant>,
 }
 
 impl Reporter {
-    /// Tells `progress` of each step, and `step` how many seconds it took.
-    pub const fn new(progress: watch::Sender<Progress>, step: Histogram) -> Self {
+    /// Tells `progress` of each step, `step` how many seconds it took, and `busy` how long the device works, from now on:
+    /// little by little, for a rate over a minute sees nothing of a picture that takes two and is counted at its end.
+    pub fn new(progress: watch::Sender<Progress>, step: Histogram, busy: SecondsCounter) -> Self {
         Self {
             progress,
             step,
             step_began: Cell::new(None),
+            busy,
+            busy_until: Cell::new(Instant::now()),
         }
     }
 
     /// It has come so far. A step began when the one before it was told of.
     pub fn tell(&self, progress: Progress) {
+        let now = Instant::now();
+        self.was_busy(now);
         if progress.stage == Stage::Denoise {
-            let now = Instant::now();
             let began = self.step_began.replace(Some(now));
             if let Some(began) = began.filter(|_| progress.step > 0) {
                 self.step.observe(now.duration_since(began).as_secs_f64());
             }
         }
         self.progress.send_replace(progress);
+    }
+
+    fn was_busy(&self, now: Instant) {
+        let since = self.busy_until.replace(now);
+        self.busy.inc_by(now.duration_since(since).as_secs_f64());
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.was_busy(Instant::now());
     }
 }
 

@@ -164,7 +164,7 @@ fn failed(error: &ModelError) -> JobError {
 mod tests {
     use std::path::Path;
 
-    use service::metrics::Histogram;
+    use service::metrics::{Histogram, SecondsCounter};
     use tokio::sync::watch;
 
     use super::*;
@@ -185,7 +185,7 @@ mod tests {
     /// Whether there is a picture.
     fn paint(engine: &TorchEngine, job: &DenoiseJob, stop: &CancellationToken) -> bool {
         let progress = watch::Sender::new(progress(job, Stage::Denoise, 0, 1));
-        let report = Reporter::new(progress, Histogram::new([1.0]));
+        let report = Reporter::new(progress, Histogram::new([1.0]), SecondsCounter::default());
         match engine.paint(job, &report, stop) {
             Ok(painted) => {
                 assert!(painted.image.bytes.starts_with(b"\x89PNG\r\n\x1a\n"));

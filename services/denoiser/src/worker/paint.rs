@@ -67,17 +67,14 @@ impl Worker<'_> {
         });
         // Of this painting alone: a worker that goes on must not be stopped for good.
         let stop = CancellationToken::new();
-        let report = Reporter::new(progress, self.counters.step.clone());
         let call = {
             let (job, stop) = (Arc::clone(&job), stop.clone());
             // The attempt may end, and is to be told of, while the device still works on it.
             let place = spans::Place::below(&Span::current());
-            let busy = self.counters.busy.clone();
+            let (step, busy) = (self.counters.step.clone(), self.counters.busy.clone());
             self.engine.call(move |engine| {
-                let began = Instant::now();
-                let outcome = place.run(|| engine.paint(&job, &report, &stop));
-                busy.inc_by(began.elapsed().as_secs_f64());
-                outcome
+                let report = Reporter::new(progress, step, busy);
+                place.run(|| engine.paint(&job, &report, &stop))
             })
         };
         tokio::pin!(call);

@@ -254,7 +254,7 @@ catalog! {
     DENOISE_STEP = Histogram(STEP_SECONDS), "fresco_denoise_step_seconds", [], DENOISER,
         "One denoising step";
     DEVICE_BUSY = Counter, "fresco_device_busy_seconds", [], DENOISER,
-        "Time that the device painted, for pictures that came of it and for those that did not";
+        "Time that the device painted, step by step, for pictures that came of it and for those that did not";
     CANCEL_TO_FREE = Histogram(STEP_SECONDS), "fresco_cancel_to_free_seconds", [], DENOISER,
         "From hearing that an output has ended to a device that is free again";
 }
