@@ -120,8 +120,8 @@ impl Worker<'_> {
         lease: Lease,
         call: impl Future<Output = Result<Outcome, DeviceThreadDied>>,
     ) -> Result<(), DeviceThreadDied> {
-        let (output, stopped_at) = (painting.job.output, Instant::now());
-        let mut kept = None;
+        let (output, told_at) = (painting.job.output, Instant::now());
+        let (mut kept, mut acking) = (None, None);
         match interruption {
             Interruption::Draining => {
                 // At once: the step that is running may take longer than the grace period.
@@ -134,10 +134,11 @@ impl Worker<'_> {
             Interruption::Ended => {
                 self.counters.stopped.inc();
                 ended_as(value::ENDED_ELSEWHERE);
-                lease.ack().await;
+                // Beside the device: how long the broker takes is not how long the device does.
+                acking = Some(self.tracker.spawn(lease.ack()));
             }
+            // It ends here, and counts as what it ends with.
             Interruption::Expired => {
-                self.counters.stopped.inc();
                 self.refuse(&painting.job, too_late(), lease).await;
             }
             Interruption::Lost => {
@@ -152,9 +153,11 @@ impl Worker<'_> {
             () = self.stop.cancelled() => return Ok(()),
             () = self.stalled(painting) => return Err(DeviceThreadDied),
         };
-        if kept.is_none() {
-            let to_free = stopped_at.elapsed().as_secs_f64();
+        if let Some(acking) = acking {
+            let to_free = told_at.elapsed().as_secs_f64();
             self.counters.cancel_to_free.observe(to_free);
+            // A task that fails has panicked, and said so.
+            acking.await.ok();
         }
         match (outcome?, kept) {
             // Its last step was done when it was stopped: the fence says what it is worth.

@@ -250,7 +250,7 @@ catalog! {
     OUTPUTS_GIVEN_BACK = Counter, "fresco_outputs_given_back", [], DENOISER,
         "Outputs given back unfinished";
     OUTPUTS_STOPPED = Counter, "fresco_outputs_stopped", [], DENOISER,
-        "Outputs stopped because they had ended: cancelled, expired, or painted by another worker";
+        "Outputs stopped because they had a result: cancelled, expired, or painted by another worker";
     DENOISE_STEP = Histogram(STEP_SECONDS), "fresco_denoise_step_seconds", [], DENOISER,
         "One denoising step";
     DEVICE_BUSY = Counter, "fresco_device_busy_seconds", [], DENOISER,
