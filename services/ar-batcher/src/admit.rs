@@ -153,6 +153,11 @@ async fn hold(bench: &Bench, request: Arc<Request>, message: Message) -> Option<
             return None;
         }
     };
+    if asked == Asked::Again
+        && let Some(why) = why_again(&lives)
+    {
+        bench.counters.redelivered(why);
+    }
     let (mut open, mut dead) = (BTreeMap::new(), Vec::new());
     for Looked {
         known,
@@ -160,10 +165,6 @@ async fn hold(bench: &Bench, request: Arc<Request>, message: Message) -> Option<
         verdict,
     } in lives
     {
-        if asked == Asked::Again && verdict != Verdict::Skip {
-            let why = Redelivery::of(&life, WorkStage::Prior);
-            bench.counters.redelivered(why);
-        }
         let index = known.output().index;
         if matches!(verdict, Verdict::Run | Verdict::GiveUp) {
             let (stage, now) = (WorkStage::Prior, unix_millis());
@@ -197,6 +198,15 @@ struct Looked {
     known: KnownLife,
     life: OutputLife,
     verdict: Verdict,
+}
+
+/// Why a message comes again, by the worst that became of an output of it that is left to do; where none is, only its ack
+/// was lost.
+fn why_again(looked: &[Looked]) -> Option<Redelivery> {
+    let left = looked.iter().filter(|one| one.verdict != Verdict::Skip);
+    let why = |one: &Looked| Redelivery::of(&one.life, WorkStage::Prior);
+    let worst = left.map(why).min();
+    worst.or_else(|| looked.iter().map(why).min())
 }
 
 /// The outputs of a message that comes for the first time. The broker is not asked: an end of the last seconds is
@@ -302,6 +312,41 @@ mod tests {
             let mut life = OutputLife::queued(JobId::from_u128(1).output(OutputIndex::FIRST), 0);
             life.state = state;
             assert_eq!(judge(ended, &life, &rule), expected, "{state:?} {ended}");
+        }
+    }
+
+    #[test]
+    fn a_message_comes_again_for_one_reason_whatever_number_of_outputs_it_has() {
+        use protocol::LifeEvent::{GivenBack, PriorStored, Started};
+        let worker = || "a".parse().expect("allowed characters");
+        let stage = WorkStage::Prior;
+        let started = || Started { stage, worker: worker() };
+        let looked = |index, events: Vec<protocol::LifeEvent>, verdict| {
+            let output = JobId::from_u128(1).output(OutputIndex::new(index).expect("small"));
+            let mut life = OutputLife::queued(output, 0);
+            for event in events {
+                life = life.apply(event, 1).expect("follows");
+            }
+            Looked {
+                known: KnownLife::untouched(output),
+                life,
+                verdict,
+            }
+        };
+        let given_back = |index| {
+            let worker = worker();
+            looked(index, vec![started(), GivenBack { stage, worker }], Verdict::Run)
+        };
+        let fanned_out = |index| looked(index, vec![started(), PriorStored], Verdict::Skip);
+        let vanished = |index| looked(index, vec![started()], Verdict::Run);
+        for (looked, wanted) in [
+            (vec![], None),
+            (vec![given_back(0), given_back(1)], Some(Redelivery::GivenBack)),
+            (vec![fanned_out(0), given_back(1)], Some(Redelivery::GivenBack)),
+            (vec![given_back(0), vanished(1)], Some(Redelivery::Lost)),
+            (vec![fanned_out(0), fanned_out(1)], Some(Redelivery::Lost)),
+        ] {
+            assert_eq!(why_again(&looked), wanted);
         }
     }
 

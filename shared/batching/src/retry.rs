@@ -71,8 +71,8 @@ pub fn may_start(
     }
 }
 
-/// Why a message comes once more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a message comes once more; the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Redelivery {
     /// Who had it before was not heard of again.
     Lost,

@@ -202,7 +202,7 @@ catalog! {
     INFLIGHT = Gauge, "fresco_inflight", ["stage"], WORKERS,
         "Outputs that run on this worker's engines";
     REDELIVERIES = Counter, "fresco_redeliveries", ["stage", "reason"], WORKERS,
-        "Messages that came although another attempt had them: lost, failed, given_back, or untouched";
+        "Messages that came once more, by what became of the attempt before: lost, failed, given_back, or untouched";
     OUTPUTS_DEAD = Counter, "fresco_outputs_dead", [], WORKERS,
         "Outputs given up as dead letters";
     RESULTS_SUPPRESSED = Counter, "fresco_results_suppressed", [], WORKERS,
