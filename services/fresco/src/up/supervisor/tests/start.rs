@@ -1,0 +1,99 @@
+//! Who starts when, and what a start ends with.
+
+use super::*;
+
+#[test]
+fn services_start_when_the_broker_is_ready() {
+    let mut fleet = Fleet::new();
+    assert_eq!(fleet.at(0, Event::Begin), [Action::Start(BROKER)]);
+    assert_eq!(
+        fleet.at(5, Event::BrokerReady),
+        [Action::Start(GATEWAY), Action::Start(DENOISER)]
+    );
+    assert_eq!(
+        fleet.at(9, Event::BrokerReady),
+        [],
+        "a broker that came back starts nobody twice"
+    );
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn a_fleet_on_someone_elses_broker_has_only_services() {
+    let mut supervisor = Supervisor::new([Layer::Service], Limits::default());
+    let now = Instant::now();
+    assert_eq!(supervisor.apply(Event::Begin, now), []);
+    assert_eq!(
+        supervisor.apply(Event::BrokerReady, now),
+        [Action::Start(ChildId(0))]
+    );
+    assert_eq!(
+        supervisor.apply(Event::Stop(Ending::Asked), now),
+        [Action::Terminate(ChildId(0))]
+    );
+    let exited = Event::Exited(ChildId(0), Exit::Code(0));
+    assert_eq!(
+        supervisor.apply(exited, now),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn an_unusable_child_at_start_ends_everything() {
+    let mut fleet = Fleet::starting();
+    let exit = Exit::Code(2);
+    let expected = [
+        Action::ReportGivingUp(DENOISER, exit),
+        Action::Terminate(GATEWAY),
+    ];
+    assert_eq!(fleet.at(100, Event::Exited(DENOISER, exit)), expected);
+    assert_eq!(
+        fleet.at(200, Event::Exited(GATEWAY, Exit::Code(0))),
+        [Action::Terminate(BROKER)]
+    );
+    let finish = [Action::Finish(Ending::GaveUp(DENOISER, exit))];
+    assert_eq!(fleet.at(300, Event::Exited(BROKER, Exit::Code(0))), finish);
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn a_child_that_keeps_dying_at_start_is_given_up() {
+    let mut fleet = Fleet::starting();
+    let mut now = 0;
+    for _ in 1..START_ATTEMPTS_MAX {
+        fleet.at(now, Event::Exited(GATEWAY, Exit::Code(1)));
+        now += 10_000;
+        assert_eq!(fleet.at(now, Event::Timer), [Action::Start(GATEWAY)]);
+    }
+    let expected = [
+        Action::ReportGivingUp(GATEWAY, Exit::Code(1)),
+        Action::Terminate(DENOISER),
+    ];
+    assert_eq!(
+        fleet.at(now, Event::Exited(GATEWAY, Exit::Code(1))),
+        expected
+    );
+}
+
+#[test]
+fn so_many_workers_load_at_once_and_the_gateway_waits_for_none() {
+    let mut fleet = staggered();
+    let first = [GATEWAY, worker(0), worker(1)].map(Action::Start);
+    assert_eq!(fleet.at(0, Event::BrokerReady), first);
+    assert_eq!(fleet.next_timer_millis(), Some(60_000));
+    let table = [
+        (
+            5_000,
+            Event::Loaded(worker(1)),
+            vec![Action::Start(worker(2))],
+        ),
+        (5_001, Event::Loaded(worker(1)), vec![]),
+        // The first loads for too long, and is waited for no more.
+        (60_000, Event::Timer, vec![Action::Start(worker(3))]),
+        (60_001, Event::Loaded(worker(0)), vec![]),
+    ];
+    for (millis, event, wanted) in table {
+        assert_eq!(fleet.at(millis, event), wanted, "{millis} {event:?}");
+    }
+    assert_eq!(fleet.next_timer_millis(), None, "nobody waits");
+}
