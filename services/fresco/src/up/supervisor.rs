@@ -144,12 +144,23 @@ enum Life {
     Waiting,
     Running {
         since: Instant,
-        loaded: bool,
+        loading: Loading,
     },
     Backoff {
         until: Instant,
     },
     Ended,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loading {
+    /// It does, and until then has one of the places of those who may.
+    Placed {
+        until: Instant,
+    },
+    /// It has taken too long: its place is another's.
+    Late,
+    Done,
 }
 
 #[derive(Debug)]

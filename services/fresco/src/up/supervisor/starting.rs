@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Action, Child, ChildId, Layer, Life, Limits, Supervisor};
+use super::{Action, Child, ChildId, Layer, Life, Loading, Supervisor};
 
 /// Pause before the first restart; doubles with every death.
 pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
@@ -27,18 +27,33 @@ impl Supervisor {
                 .children
                 .iter()
                 .any(|child| child.life == Life::Waiting && child.layer == Layer::Service);
-        let slots = self
-            .children
-            .iter()
-            .filter_map(|child| child.loads_until(self.limits));
+        let slots = self.children.iter().filter_map(Child::placed_until);
         let slots = slots.filter(|_| queued);
         pauses.chain(slots).min()
     }
 
     pub(super) fn loaded(&mut self, id: ChildId) {
-        if let Life::Running { loaded, .. } = &mut self.children[id.0].life {
-            *loaded = true;
+        if let Life::Running { loading, .. } = &mut self.children[id.0].life {
+            *loading = Loading::Done;
         }
+    }
+
+    /// Takes their places from those who are late; says how many have one. Who is late is never looked at again: an
+    /// instant that has passed would be the next timer for ever.
+    fn take_places(&mut self, now: Instant) -> usize {
+        let mut placed = 0;
+        for child in &mut self.children {
+            if let Life::Running { loading, .. } = &mut child.life
+                && let Loading::Placed { until } = *loading
+            {
+                if until <= now {
+                    *loading = Loading::Late;
+                } else {
+                    placed += 1;
+                }
+            }
+        }
+        placed
     }
 
     /// Starts who is due and may: a service only while few enough others load.
@@ -46,13 +61,8 @@ impl Supervisor {
         if !self.is_up() {
             return;
         }
-        let loading = |child: &&Child| {
-            child
-                .loads_until(self.limits)
-                .is_some_and(|until| until > now)
-        };
-        let loading = self.children.iter().filter(loading).count();
-        let mut slots = self.limits.loading_max.saturating_sub(loading);
+        let placed = self.take_places(now);
+        let mut slots = self.limits.loading_max.saturating_sub(placed);
         for (index, child) in self.children.iter_mut().enumerate() {
             let due = match child.life {
                 Life::Waiting => child.layer == Layer::Broker || self.broker_ready,
@@ -62,16 +72,19 @@ impl Supervisor {
             if !due {
                 continue;
             }
+            let mut loading = Loading::Done;
             if child.layer == Layer::Service {
                 if slots == 0 {
                     child.life = Life::Waiting;
                     continue;
                 }
                 slots -= 1;
+                let until = now + self.limits.loading_time_max;
+                loading = Loading::Placed { until };
             }
             child.life = Life::Running {
                 since: now,
-                loaded: false,
+                loading,
             };
             actions.push(Action::Start(ChildId(index)));
         }
@@ -79,14 +92,14 @@ impl Supervisor {
 }
 
 impl Child {
-    /// Until when it counts as one that loads, if it does.
-    pub(super) fn loads_until(&self, limits: Limits) -> Option<Instant> {
+    /// Until when it has a place of those who load, if it has one.
+    fn placed_until(&self) -> Option<Instant> {
         match self.life {
             Life::Running {
-                since,
-                loaded: false,
-            } if self.layer == Layer::Service => Some(since + limits.loading_time_max),
-            Life::Waiting | Life::Running { .. } | Life::Backoff { .. } | Life::Ended => None,
+                loading: Loading::Placed { until },
+                ..
+            } => Some(until),
+            Life::Running { .. } | Life::Waiting | Life::Backoff { .. } | Life::Ended => None,
         }
     }
 }

@@ -54,15 +54,18 @@ impl Fleet {
     }
 }
 
-/// A broker, a gateway and four workers, of which two may load at once.
-fn staggered() -> Fleet {
+/// A broker, a gateway and so many workers, of which two may load at once.
+fn staggered(workers: usize) -> Fleet {
     let layers = [Layer::Broker, Layer::Front].into_iter();
     let limits = Limits {
         loading_max: 2,
         loading_time_max: Duration::from_secs(60),
         drain: Duration::from_secs(20),
     };
-    let supervisor = Supervisor::new(layers.chain([Layer::Service; 4]), limits);
+    let supervisor = Supervisor::new(
+        layers.chain(std::iter::repeat_n(Layer::Service, workers)),
+        limits,
+    );
     let mut fleet = Fleet {
         supervisor,
         started_at: Instant::now(),

@@ -73,7 +73,7 @@ fn a_child_that_hangs_is_killed_and_started_again() {
 
 #[test]
 fn workers_that_die_together_load_so_many_at_once_again() {
-    let mut fleet = staggered();
+    let mut fleet = staggered(4);
     fleet.at(0, Event::BrokerReady);
     for number in 0..4 {
         fleet.at(1, Event::Loaded(worker(number)));

@@ -77,7 +77,7 @@ fn a_child_that_keeps_dying_at_start_is_given_up() {
 
 #[test]
 fn so_many_workers_load_at_once_and_the_gateway_waits_for_none() {
-    let mut fleet = staggered();
+    let mut fleet = staggered(4);
     let first = [GATEWAY, worker(0), worker(1)].map(Action::Start);
     assert_eq!(fleet.at(0, Event::BrokerReady), first);
     assert_eq!(fleet.next_timer_millis(), Some(60_000));
@@ -96,4 +96,18 @@ fn so_many_workers_load_at_once_and_the_gateway_waits_for_none() {
         assert_eq!(fleet.at(millis, event), wanted, "{millis} {event:?}");
     }
     assert_eq!(fleet.next_timer_millis(), None, "nobody waits");
+}
+
+#[test]
+fn who_waits_behind_slow_loaders_wakes_nobody_before_there_is_a_place() {
+    let mut fleet = staggered(6);
+    fleet.at(0, Event::BrokerReady);
+    let next = [worker(2), worker(3)].map(Action::Start);
+    assert_eq!(fleet.at(60_000, Event::Timer), next);
+    // The first two still load, and hold no place any more: the next place is free when the next two are late.
+    assert_eq!(fleet.next_timer_millis(), Some(120_000));
+    let loaded = fleet.at(61_000, Event::Loaded(worker(0)));
+    assert_eq!(loaded, [], "it held no place");
+    let last = [worker(4), worker(5)].map(Action::Start);
+    assert_eq!(fleet.at(120_000, Event::Timer), last);
 }

@@ -88,7 +88,7 @@ fn a_stop_before_anything_ran_finishes_at_once() {
 #[test]
 fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
     for (done_at, workers_stop_at) in [(Some(8_000), 8_000), (None, 21_000)] {
-        let mut fleet = staggered();
+        let mut fleet = staggered(4);
         fleet.at(0, Event::BrokerReady);
         for number in 0..4 {
             fleet.at(1, Event::Loaded(worker(number)));
@@ -114,7 +114,7 @@ fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
 
 #[test]
 fn an_impatient_user_ends_the_drain() {
-    let mut fleet = staggered();
+    let mut fleet = staggered(4);
     fleet.at(0, Event::BrokerReady);
     fleet.at(1_000, Event::Stop(Ending::Asked));
     assert_eq!(fleet.at(1_500, Event::Stop(Ending::Asked)), []);
