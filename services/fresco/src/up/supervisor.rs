@@ -134,7 +134,7 @@ pub struct Supervisor {
 struct Child {
     layer: Layer,
     life: Life,
-    /// Deaths since it last lived for [`STABLE_AFTER`].
+    /// Deaths since it last worked for [`STABLE_AFTER`].
     deaths: u32,
 }
 
@@ -155,12 +155,11 @@ enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loading {
     /// It does, and until then has one of the places of those who may.
-    Placed {
-        until: Instant,
-    },
+    Placed { until: Instant },
     /// It has taken too long: its place is another's.
     Late,
-    Done,
+    /// Since then it works.
+    Done { since: Instant },
 }
 
 #[derive(Debug)]
@@ -195,7 +194,7 @@ impl Supervisor {
             // With the first look at who is due, below.
             Event::Begin => {}
             Event::BrokerReady => self.broker_ready = true,
-            Event::Loaded(id) => self.loaded(id),
+            Event::Loaded(id) => self.loaded(id, now),
             Event::FleetReady => {
                 if matches!(self.phase, Phase::Starting) {
                     self.phase = Phase::Serving;
@@ -233,14 +232,17 @@ impl Supervisor {
         let starting = matches!(self.phase, Phase::Starting);
         let up = self.is_up();
         let child = &mut self.children[id.0];
-        let Life::Running { since, .. } = child.life else {
+        let Life::Running { loading, .. } = child.life else {
             return;
         };
         child.life = Life::Ended;
         if !up {
             return;
         }
-        if now.duration_since(since) >= STABLE_AFTER {
+        // From when it worked: a model that loads for minutes and then dies at once is read again and again otherwise.
+        if let Loading::Done { since } = loading
+            && now.duration_since(since) >= STABLE_AFTER
+        {
             child.deaths = 0;
         }
         child.deaths += 1;

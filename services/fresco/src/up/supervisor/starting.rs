@@ -10,7 +10,7 @@ use super::{Action, Child, ChildId, Layer, Life, Loading, Supervisor};
 pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
 /// Longest pause before a restart: someone who repairs the cause sees the child back within this.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// A child that lived this long starts again from [`BACKOFF_MIN`].
+/// A child that worked for this long starts again from [`BACKOFF_MIN`].
 pub const STABLE_AFTER: Duration = Duration::from_secs(60);
 /// So many deaths of one child in a row, before the fleet was ever ready, end the start: 0.2 + 0.4 + 0.8 + 1.6 s.
 pub const START_ATTEMPTS_MAX: u32 = 5;
@@ -32,9 +32,9 @@ impl Supervisor {
         pauses.chain(slots).min()
     }
 
-    pub(super) fn loaded(&mut self, id: ChildId) {
+    pub(super) fn loaded(&mut self, id: ChildId, now: Instant) {
         if let Life::Running { loading, .. } = &mut self.children[id.0].life {
-            *loading = Loading::Done;
+            *loading = Loading::Done { since: now };
         }
     }
 
@@ -72,7 +72,7 @@ impl Supervisor {
             if !due {
                 continue;
             }
-            let mut loading = Loading::Done;
+            let mut loading = Loading::Done { since: now };
             if child.layer == Layer::Service {
                 if slots == 0 {
                     child.life = Life::Waiting;

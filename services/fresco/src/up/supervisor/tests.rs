@@ -20,7 +20,7 @@ struct Fleet {
 impl Fleet {
     fn new() -> Self {
         let supervisor = Supervisor::new(
-            [Layer::Broker, Layer::Service, Layer::Service],
+            [Layer::Broker, Layer::Front, Layer::Service],
             Limits::default(),
         );
         Self {

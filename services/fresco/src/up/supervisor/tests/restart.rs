@@ -17,13 +17,32 @@ fn the_pause_before_a_restart_doubles_up_to_its_limit() {
 }
 
 #[test]
-fn a_child_that_lived_long_starts_again_from_the_shortest_pause() {
+fn a_child_that_worked_long_starts_again_from_the_shortest_pause() {
+    let long = u64::try_from(STABLE_AFTER.as_millis()).expect("a minute");
+    // When it has loaded after the start, if ever; when it dies; the pause after its second death.
+    let table = [
+        (Some(0), long, BACKOFF_MIN),
+        (Some(9_000), 9_000 + long, BACKOFF_MIN),
+        (Some(240_000), 240_001, 2 * BACKOFF_MIN),
+        (None, 10 * long, 2 * BACKOFF_MIN),
+    ];
+    for (loaded_at, died_at, pause) in table {
+        let mut fleet = Fleet::serving();
+        fleet.at(0, Event::Exited(DENOISER, KILLED));
+        fleet.at(200, Event::Timer);
+        if let Some(loaded_at) = loaded_at {
+            fleet.at(200 + loaded_at, Event::Loaded(DENOISER));
+        }
+        let report = Action::ReportDeath(DENOISER, KILLED, pause);
+        let died = fleet.at(200 + died_at, Event::Exited(DENOISER, KILLED));
+        assert_eq!(died, [report], "{loaded_at:?} {died_at}");
+    }
     let mut fleet = Fleet::serving();
-    fleet.at(0, Event::Exited(DENOISER, KILLED));
+    fleet.at(0, Event::Exited(GATEWAY, KILLED));
     fleet.at(200, Event::Timer);
-    let long = 200 + u64::try_from(STABLE_AFTER.as_millis()).expect("a minute");
-    let report = Action::ReportDeath(DENOISER, KILLED, BACKOFF_MIN);
-    assert_eq!(fleet.at(long, Event::Exited(DENOISER, KILLED)), [report]);
+    let report = Action::ReportDeath(GATEWAY, KILLED, BACKOFF_MIN);
+    let died = fleet.at(200 + long, Event::Exited(GATEWAY, KILLED));
+    assert_eq!(died, [report], "it loads nothing");
 }
 
 #[test]
