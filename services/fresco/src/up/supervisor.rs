@@ -5,8 +5,8 @@
 //! once as [`Limits`] lets load their models: a machine that reads sixteen checkpoints at a time reads none. Stop: whoever
 //! takes requests, while the workers go on with what it has let in, for as long as [`Limits`] says; the other services,
 //! which still need the broker to give back what they hold; then the broker. Each has a last instant after which it is
-//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`]. A child that cannot work (exit code 2) before the
-//! fleet was ready ends everything: a restart loop would only hide its one line of explanation.
+//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`]. What cannot work
+//! (exit code 2) before the fleet has started ends everything, or not, by its [`StartRule`].
 
 mod starting;
 mod stopping;
@@ -35,8 +35,27 @@ pub enum Layer {
     Broker,
     /// Needs the broker and takes requests in: stops before those who work on them.
     Front,
-    /// Needs the broker, and loads something before it works.
+    /// Needs the broker, and loads something before it works; nobody else does what it does.
+    Sole,
+    /// The same, and others do the same.
     Service,
+}
+
+impl Layer {
+    /// Whether it is a worker.
+    pub(crate) fn loads(self) -> bool {
+        matches!(self, Self::Sole | Self::Service)
+    }
+}
+
+/// What it takes to have started, and what ends a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartRule {
+    /// Everyone works. One that cannot ends everything: a person waits, and its line of explanation is what they need.
+    All,
+    /// One of each kind works. Only when a kind has none left that might work, everything ends: a broken device is no
+    /// reason to leave the other fifteen idle.
+    OneOfEach,
 }
 
 /// How a fleet starts and stops.
@@ -48,6 +67,8 @@ pub struct Limits {
     pub loading_time_max: Duration,
     /// From the wish to stop until the workers are to stop, if those who take requests are not done before.
     pub drain: Duration,
+    /// When it has started.
+    pub start: StartRule,
 }
 
 impl Default for Limits {
@@ -57,6 +78,7 @@ impl Default for Limits {
             loading_max: usize::MAX,
             loading_time_max: Duration::ZERO,
             drain: Duration::ZERO,
+            start: StartRule::All,
         }
     }
 }
@@ -79,7 +101,7 @@ pub enum Event {
     Begin,
     /// The broker answers and holds the streams.
     BrokerReady,
-    /// Every child does its work for the first time.
+    /// The fleet has started, by its [`StartRule`].
     FleetReady,
     /// A child has loaded what it works with.
     Loaded(ChildId),
@@ -136,6 +158,8 @@ struct Child {
     life: Life,
     /// Deaths since it last worked for [`STABLE_AFTER`].
     deaths: u32,
+    /// It could not be made to work, and has not worked since.
+    hopeless: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,6 +202,7 @@ impl Supervisor {
             layer,
             life: Life::Waiting,
             deaths: 0,
+            hopeless: false,
         };
         Self {
             children: layers.into_iter().map(child).collect(),
@@ -247,14 +272,35 @@ impl Supervisor {
         }
         child.deaths += 1;
         let unusable = exit == Exit::Code(i32::from(service::exit::UNUSABLE));
-        if starting && (unusable || child.deaths >= START_ATTEMPTS_MAX) {
+        child.hopeless |= unusable || child.deaths >= START_ATTEMPTS_MAX;
+        // Starting it again soon cannot help, and would take a place of those who load.
+        let pause = if unusable {
+            BACKOFF_MAX
+        } else {
+            backoff(child.deaths)
+        };
+        child.life = Life::Backoff { until: now + pause };
+        if starting && self.is_lost(id) {
             actions.push(Action::ReportGivingUp(id, exit));
             self.stop(Ending::GaveUp(id, exit), now, actions);
             return;
         }
-        let pause = backoff(child.deaths);
-        child.life = Life::Backoff { until: now + pause };
         actions.push(Action::ReportDeath(id, exit, pause));
+    }
+
+    /// Whether the start is over for everyone because of `id`.
+    fn is_lost(&self, id: ChildId) -> bool {
+        let child = &self.children[id.0];
+        let others = self
+            .children
+            .iter()
+            .filter(|other| other.layer == child.layer);
+        match (self.limits.start, child.layer) {
+            (StartRule::OneOfEach, Layer::Service) => {
+                others.into_iter().all(|other| other.hopeless)
+            }
+            (StartRule::All | StartRule::OneOfEach, _) => child.hopeless,
+        }
     }
 
     /// Its end is an exit like any other: it is started again.

@@ -12,7 +12,7 @@ pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// A child that worked for this long starts again from [`BACKOFF_MIN`].
 pub const STABLE_AFTER: Duration = Duration::from_secs(60);
-/// So many deaths of one child in a row, before the fleet was ever ready, end the start: 0.2 + 0.4 + 0.8 + 1.6 s.
+/// So many deaths of one child in a row, and it cannot be made to work, as long as the fleet starts: 0.2 + 0.4 + 0.8 + 1.6 s.
 pub const START_ATTEMPTS_MAX: u32 = 5;
 
 impl Supervisor {
@@ -26,14 +26,16 @@ impl Supervisor {
             && self
                 .children
                 .iter()
-                .any(|child| child.life == Life::Waiting && child.layer == Layer::Service);
+                .any(|child| child.life == Life::Waiting && child.layer.loads());
         let slots = self.children.iter().filter_map(Child::placed_until);
         let slots = slots.filter(|_| queued);
         pauses.chain(slots).min()
     }
 
     pub(super) fn loaded(&mut self, id: ChildId, now: Instant) {
-        if let Life::Running { loading, .. } = &mut self.children[id.0].life {
+        let child = &mut self.children[id.0];
+        if let Life::Running { loading, .. } = &mut child.life {
+            child.hopeless = false;
             *loading = Loading::Done { since: now };
         }
     }
@@ -73,7 +75,7 @@ impl Supervisor {
                 continue;
             }
             let mut loading = Loading::Done { since: now };
-            if child.layer == Layer::Service {
+            if child.layer.loads() {
                 if slots == 0 {
                     child.life = Life::Waiting;
                     continue;

@@ -61,9 +61,9 @@ impl Supervisor {
         }
     }
 
-    fn running(&self, layer: Layer) -> Vec<ChildId> {
+    fn running(&self, is_of: impl Fn(Layer) -> bool) -> Vec<ChildId> {
         let running =
-            |child: &Child| child.layer == layer && matches!(child.life, Life::Running { .. });
+            |child: &Child| is_of(child.layer) && matches!(child.life, Life::Running { .. });
         let ids = self
             .children
             .iter()
@@ -75,8 +75,9 @@ impl Supervisor {
     /// What a stop has come to: lets the workers go when nobody waits for them, kills what is late, lets the broker go when
     /// nobody needs it, ends when all are gone.
     pub(super) fn advance_stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let (fronts, workers) = (self.running(Layer::Front), self.running(Layer::Service));
-        let broker = self.running(Layer::Broker);
+        let fronts = self.running(|layer| layer == Layer::Front);
+        let workers = self.running(Layer::loads);
+        let broker = self.running(|layer| layer == Layer::Broker);
         let Phase::Stopping(stopping) = &mut self.phase else {
             return;
         };

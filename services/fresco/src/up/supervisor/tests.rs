@@ -61,6 +61,7 @@ fn staggered(workers: usize) -> Fleet {
         loading_max: 2,
         loading_time_max: Duration::from_secs(60),
         drain: Duration::from_secs(20),
+        start: StartRule::OneOfEach,
     };
     let supervisor = Supervisor::new(
         layers.chain(std::iter::repeat_n(Layer::Service, workers)),

@@ -48,7 +48,7 @@ fn a_child_that_worked_long_starts_again_from_the_shortest_pause() {
 #[test]
 fn an_unusable_child_later_is_only_restarted() {
     let mut fleet = Fleet::serving();
-    let report = Action::ReportDeath(DENOISER, Exit::Code(2), BACKOFF_MIN);
+    let report = Action::ReportDeath(DENOISER, Exit::Code(2), BACKOFF_MAX);
     assert_eq!(
         fleet.at(0, Event::Exited(DENOISER, Exit::Code(2))),
         [report]

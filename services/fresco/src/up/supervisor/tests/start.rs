@@ -111,3 +111,87 @@ fn who_waits_behind_slow_loaders_wakes_nobody_before_there_is_a_place() {
     let last = [worker(4), worker(5)].map(Action::Start);
     assert_eq!(fleet.at(120_000, Event::Timer), last);
 }
+
+/// What a service is asked to do that cannot work, in a fleet that is content with one of each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Verdict {
+    /// It is started again after this many milliseconds.
+    Again(u64),
+    /// Everything stops.
+    End,
+}
+
+#[test]
+fn a_fleet_is_given_up_when_none_of_a_kind_can_work() {
+    use Verdict::{Again, End};
+    let table: [(&str, &[(usize, Verdict)]); 5] = [
+        ("one device", &[(2, Again(10_000))]),
+        (
+            "the same one twice",
+            &[(2, Again(10_000)), (2, Again(10_000))],
+        ),
+        (
+            "every denoiser",
+            &[(2, Again(10_000)), (3, Again(10_000)), (4, End)],
+        ),
+        ("the one AR-batcher", &[(1, End)]),
+        ("the gateway", &[(0, End)]),
+    ];
+    for (name, exits) in table {
+        let mut fleet = content_with_one_of_each();
+        let mut now = 0;
+        for (number, verdict) in exits {
+            let (id, exit) = (ChildId(*number), Exit::Code(2));
+            let actions = fleet.at(now, Event::Exited(id, exit));
+            let wanted = match verdict {
+                Again(pause) => Action::ReportDeath(id, exit, Duration::from_millis(*pause)),
+                End => Action::ReportGivingUp(id, exit),
+            };
+            assert_eq!(actions[0], wanted, "{name}");
+            now += 10_000;
+            fleet.at(now, Event::Timer);
+        }
+    }
+}
+
+#[test]
+fn one_that_was_given_up_and_then_works_counts_again() {
+    let mut fleet = content_with_one_of_each();
+    for (number, now) in [(2, 0), (3, 1)] {
+        fleet.at(now, Event::Exited(ChildId(number), Exit::Code(2)));
+    }
+    fleet.at(10_000, Event::Timer);
+    fleet.at(11_000, Event::Loaded(ChildId(2)));
+    let died = fleet.at(11_001, Event::Exited(ChildId(4), Exit::Code(2)));
+    let report = Action::ReportDeath(ChildId(4), Exit::Code(2), BACKOFF_MAX);
+    assert_eq!(died, [report]);
+}
+
+#[test]
+fn quick_deaths_end_nobody_elses_start() {
+    let mut fleet = content_with_one_of_each();
+    let mut now = 0;
+    for deaths in 1..3 * START_ATTEMPTS_MAX {
+        let died = fleet.at(now, Event::Exited(ChildId(2), KILLED));
+        let report = Action::ReportDeath(ChildId(2), KILLED, backoff(deaths));
+        assert_eq!(died, [report]);
+        now += 10_000;
+        assert_eq!(fleet.at(now, Event::Timer), [Action::Start(ChildId(2))]);
+    }
+}
+
+/// A gateway, an AR-batcher and three denoisers.
+fn content_with_one_of_each() -> Fleet {
+    let limits = Limits {
+        start: StartRule::OneOfEach,
+        ..Limits::default()
+    };
+    let layers = [Layer::Front, Layer::Sole].into_iter();
+    let supervisor = Supervisor::new(layers.chain([Layer::Service; 3]), limits);
+    let mut fleet = Fleet {
+        supervisor,
+        started_at: Instant::now(),
+    };
+    fleet.at(0, Event::BrokerReady);
+    fleet
+}
