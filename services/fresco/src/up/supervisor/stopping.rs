@@ -11,7 +11,7 @@ pub const SERVICES_STOP_MAX: Duration = Duration::from_millis(4_000);
 /// From the wish to stop until everything left is killed; the promise to the user is 5 s.
 pub const STOP_MAX: Duration = Duration::from_millis(4_500);
 
-/// A second wish to stop this long after the first is an impatient one. An earlier one is the same wish twice: a
+/// A wish to stop this long after the last one is an impatient one. An earlier one is the same wish twice: a
 /// terminal's Ctrl-C reaches a script and us, and the script passes it on.
 pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
 
@@ -19,7 +19,8 @@ pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Stopping {
     ending: Ending,
-    since: Instant,
+    /// Of the last wish that was acted on.
+    wished_at: Instant,
     /// Until then the workers go on; those who took requests are killed then.
     pub(super) drain_until: Option<Instant>,
     pub(super) services_kill_at: Option<Instant>,
@@ -32,9 +33,11 @@ impl Supervisor {
         match &mut self.phase {
             Phase::Starting | Phase::Serving => {}
             Phase::Stopping(stopping) => {
-                if now.duration_since(stopping.since) < IMPATIENT_AFTER {
+                let impatient = now.duration_since(stopping.wished_at) >= IMPATIENT_AFTER;
+                if ending != Ending::Asked || !impatient {
                     return;
                 }
+                stopping.wished_at = now;
                 stopping.drain_until = stopping.drain_until.map(|at| at.min(now));
                 stopping.services_kill_at = stopping.services_kill_at.map(|at| at.min(now));
                 stopping.kill_at = stopping.kill_at.map(|at| at.min(now));
@@ -44,7 +47,7 @@ impl Supervisor {
         }
         self.phase = Phase::Stopping(Stopping {
             ending,
-            since: now,
+            wished_at: now,
             drain_until: Some(now + self.limits.drain),
             services_kill_at: None,
             kill_at: None,

@@ -2,6 +2,17 @@
 
 use super::*;
 
+/// So many workers that have loaded, in a fleet that serves and has 20 s to drain.
+fn draining(workers: usize) -> Fleet {
+    let mut fleet = staggered(workers);
+    fleet.at(0, Event::BrokerReady);
+    for number in 0..workers {
+        fleet.at(1, Event::Loaded(worker(number)));
+    }
+    fleet.at(2, Event::FleetReady);
+    fleet
+}
+
 #[test]
 fn a_stop_ends_services_before_the_broker() {
     let mut fleet = Fleet::serving();
@@ -88,12 +99,7 @@ fn a_stop_before_anything_ran_finishes_at_once() {
 #[test]
 fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
     for (done_at, workers_stop_at) in [(Some(8_000), 8_000), (None, 21_000)] {
-        let mut fleet = staggered(4);
-        fleet.at(0, Event::BrokerReady);
-        for number in 0..4 {
-            fleet.at(1, Event::Loaded(worker(number)));
-        }
-        fleet.at(2, Event::FleetReady);
+        let mut fleet = draining(4);
         let asked = fleet.at(1_000, Event::Stop(Ending::Asked));
         assert_eq!(asked, [Action::Terminate(GATEWAY)]);
         assert_eq!(fleet.next_timer_millis(), Some(21_000));
@@ -113,11 +119,28 @@ fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
 }
 
 #[test]
-fn an_impatient_user_ends_the_drain() {
-    let mut fleet = staggered(4);
-    fleet.at(0, Event::BrokerReady);
-    fleet.at(1_000, Event::Stop(Ending::Asked));
-    assert_eq!(fleet.at(1_500, Event::Stop(Ending::Asked)), []);
-    let hurried = fleet.at(3_000, Event::Stop(Ending::Asked));
-    assert_eq!(hurried, [worker(0), worker(1)].map(Action::Terminate));
+fn an_impatient_user_ends_the_drain_and_then_everything() {
+    let asked = || Event::Stop(Ending::Asked);
+    let workers = || [worker(0), worker(1)];
+    let terminated = workers().map(Action::Terminate).to_vec();
+    let mut killed = [GATEWAY].map(Action::Kill).to_vec();
+    killed.extend(workers().map(Action::Kill));
+    killed.extend([Action::Terminate(BROKER), Action::Kill(BROKER)]);
+    // Each wish may come twice: by the terminal, and by whoever passes it on.
+    let table = [
+        (1_000, vec![Action::Terminate(GATEWAY)]),
+        (1_500, vec![]),
+        (3_000, terminated),
+        (3_001, vec![]),
+        (4_000, killed),
+        (4_001, vec![]),
+    ];
+    let mut fleet = draining(2);
+    for (now, wanted) in table {
+        assert_eq!(fleet.at(now, asked()), wanted, "{now}");
+    }
+    let mut fleet = draining(2);
+    fleet.at(1_000, asked());
+    let unusable = fleet.at(3_000, Event::Stop(Ending::Unusable));
+    assert_eq!(unusable, [], "nobody is impatient");
 }
