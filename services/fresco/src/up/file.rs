@@ -15,8 +15,9 @@ use serde::Deserialize;
 use service::{Admission, exit::Failure};
 
 use super::{
+    fleet::AR_BATCHER,
     site::{Pinned, Site},
-    supervisor::Limits,
+    supervisor::{Limits, StartRule},
 };
 use crate::args::{Engine, UpArgs};
 
@@ -243,8 +244,8 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
         EngineName::Native | EngineName::Replay => &file.ar.devices[..],
     };
     let ar_batcher = match ar_devices {
-        [] => Pinned::nowhere("ar-batcher".to_owned()),
-        devices => pinned("ar-batcher".to_owned(), devices),
+        [] => Pinned::nowhere(AR_BATCHER.to_owned()),
+        devices => pinned(AR_BATCHER.to_owned(), devices),
     };
     let denoiser = |device: &u16| pinned(format!("denoiser-{device}"), &[*device]);
     Site {
@@ -263,6 +264,7 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
             loading_max: file.start.loading_max,
             loading_time_max: Duration::from_secs(file.start.loading_s),
             drain: Duration::from_secs(file.stop.drain_s),
+            start: StartRule::OneOfEach,
         },
     }
 }

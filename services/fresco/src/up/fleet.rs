@@ -19,6 +19,9 @@ const GRACE_S: &str = "3";
 /// What the gateway is called.
 pub(crate) const GATEWAY: &str = "gateway";
 
+/// What the AR-batcher is called.
+pub(crate) const AR_BATCHER: &str = "ar-batcher";
+
 /// The services' common surroundings.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
@@ -59,6 +62,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
         }
         let layer = match role {
             GATEWAY => Layer::Front,
+            AR_BATCHER => Layer::Sole,
             _ => Layer::Service,
         };
         // Who takes requests waits for their answers.
@@ -110,7 +114,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     }
     let mut services = vec![
         service(&Pinned::nowhere(GATEWAY.to_owned()), GATEWAY, gateway),
-        service(&site.ar_batcher, "ar-batcher", batcher),
+        service(&site.ar_batcher, AR_BATCHER, batcher),
     ];
     let denoisers = site.denoisers.iter();
     services.extend(denoisers.map(|pinned| service(pinned, "denoiser", engine.clone())));

@@ -72,6 +72,7 @@ mod tests {
     use protocol::{Role, WorkerId, WorkerState};
 
     use super::*;
+    use crate::up::supervisor::Layer;
 
     #[test]
     fn a_worker_is_told_of_once_in_each_of_its_lives() {
@@ -92,6 +93,7 @@ mod tests {
             [Member {
                 id: ChildId(3),
                 name: "denoiser-2".to_owned(),
+                layer: Layer::Service,
                 process,
             }]
         };

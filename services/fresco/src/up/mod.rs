@@ -74,6 +74,7 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         replicas: site.replicas,
         bus,
         nats_urls: prepared.nats_urls.clone(),
+        start: site.limits.start,
         listen: prepared.listen,
         roster: members,
         events,

@@ -17,7 +17,7 @@ use super::{
     cannot_write,
     ready::{self, Probe},
     roster::Member,
-    supervisor::{Ending, Event},
+    supervisor::{Ending, Event, StartRule},
 };
 use crate::{args::UpArgs, nats::shown, terminal, watch::keeper};
 
@@ -36,6 +36,8 @@ pub(crate) struct Outside {
     pub(crate) bus: Bus,
     /// Where it is.
     pub(crate) nats_urls: Vec<String>,
+    /// What it takes to have started.
+    pub(crate) start: StartRule,
     /// Of the gateway.
     pub(crate) listen: SocketAddr,
     /// The services' processes.
@@ -100,11 +102,8 @@ impl Outside {
             bus: self.bus.clone(),
             roster: self.roster.clone(),
         };
-        probe
-            .wait(&client, |missing| {
-                terminal::note(format_args!("waiting for {missing}"))
-            })
-            .await;
+        let waiting = |missing: &str| terminal::note(format_args!("waiting for {missing}"));
+        let later = probe.wait(&client, self.start, waiting).await;
         self.events.send(Event::FleetReady).await.ok();
         let url = format!("http://{gateway}");
         if let Some(file) = &self.args.url_file {
@@ -121,6 +120,10 @@ impl Outside {
             "  stop it: Ctrl-C, or kill {}",
             std::process::id()
         ));
+        if !later.is_empty() {
+            probe.wait(&client, StartRule::All, waiting).await;
+            terminal::note("all workers are ready");
+        }
         Ok(())
     }
 }

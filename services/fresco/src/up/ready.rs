@@ -1,4 +1,4 @@
-//! When the broker holds the streams, and when every child does its work.
+//! When the broker holds the streams, and when the children do their work.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -6,7 +6,10 @@ use messaging::{Bus, ProvisionError};
 use protocol::topology::Topology;
 use tokio::{sync::watch, time::sleep};
 
-use super::roster::Member;
+use super::{
+    roster::Member,
+    supervisor::{Layer, StartRule},
+};
 
 /// How often readiness is asked for: a start takes seconds, nobody notices a fifth of one.
 const POLL: Duration = Duration::from_millis(200);
@@ -51,13 +54,19 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Returns when every worker takes work and the gateway says it is ready. `waiting` hears what is missing, each
-    /// time that changes.
-    pub(crate) async fn wait(self, client: &reqwest::Client, mut waiting: impl FnMut(&str)) {
+    /// Returns when the fleet has started by `rule` and the gateway says it is ready, with who does not work yet.
+    /// `waiting` hears what is missing, each time that changes.
+    pub(crate) async fn wait(
+        &self,
+        client: &reqwest::Client,
+        rule: StartRule,
+        mut waiting: impl FnMut(&str),
+    ) -> Vec<String> {
         let mut told = String::new();
         loop {
-            let Some(missing) = self.missing(client).await else {
-                return;
+            let missing = match self.look(client, rule).await {
+                Ok(later) => return later,
+                Err(missing) => missing,
             };
             if missing != told {
                 waiting(&missing);
@@ -67,35 +76,44 @@ impl Probe {
         }
     }
 
-    /// What is not ready yet, for people.
-    async fn missing(&self, client: &reqwest::Client) -> Option<String> {
-        let alive = match self.bus.workers().await {
-            Ok(alive) => alive,
-            Err(_) => return Some("the message broker".to_owned()),
-        };
+    /// Who does not work yet in a fleet that has started, or what is not ready, for people.
+    async fn look(&self, client: &reqwest::Client, rule: StartRule) -> Result<Vec<String>, String> {
+        let alive = self.bus.workers().await;
+        let alive = alive.map_err(|_| "the message broker".to_owned())?;
         let is_ready = |process: u32| {
             alive
                 .iter()
                 .any(|worker| worker.process == process && worker.state.takes_work())
         };
-        let missing: Vec<String> = {
-            let roster = self.roster.borrow();
-            let workers = roster.iter().filter(|member| member.is_worker());
-            let missing = workers.filter(|worker| !worker.process.is_some_and(is_ready));
-            missing.map(|worker| worker.name.clone()).collect()
-        };
-        if !missing.is_empty() {
-            return Some(missing.join(", "));
+        let later = started(&self.roster.borrow(), is_ready, rule)?;
+        let asked = client.get(format!("http://{}/readyz", self.gateway)).send();
+        match asked.await {
+            Ok(answer) if answer.status().is_success() => Ok(later),
+            Ok(answer) => Err(format!("gateway: {}", reason(answer).await)),
+            Err(_) => Err("gateway".to_owned()),
         }
-        match client
-            .get(format!("http://{}/readyz", self.gateway))
-            .send()
-            .await
-        {
-            Ok(answer) if answer.status().is_success() => None,
-            Ok(answer) => Some(format!("gateway: {}", reason(answer).await)),
-            Err(_) => Some("gateway".to_owned()),
-        }
+    }
+}
+
+/// Which of `members` do not work yet where enough of them do, by `rule`; where not, whom that waits for.
+fn started(
+    members: &[Member],
+    is_ready: impl Fn(u32) -> bool,
+    rule: StartRule,
+) -> Result<Vec<String>, String> {
+    let works = |member: &&Member| member.process.is_some_and(&is_ready);
+    let workers = || members.iter().filter(|member| member.is_worker());
+    let missing: Vec<_> = workers().filter(|worker| !works(worker)).collect();
+    let has_one = |layer| workers().filter(works).any(|worker| worker.layer == layer);
+    let enough = match rule {
+        StartRule::All => missing.is_empty(),
+        StartRule::OneOfEach => has_one(Layer::Sole) && has_one(Layer::Service),
+    };
+    let names: Vec<_> = missing.iter().map(|worker| worker.name.clone()).collect();
+    if enough {
+        Ok(names)
+    } else {
+        Err(names.join(", "))
     }
 }
 
@@ -107,4 +125,45 @@ async fn reason(answer: reqwest::Response) -> String {
         .as_ref()
         .and_then(|body| body["error"]["message"].as_str());
     message.map_or_else(|| status.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::up::supervisor::ChildId;
+
+    #[test]
+    fn a_fleet_has_started_when_all_work_or_one_of_each_does() {
+        let member = |number: usize, layer| Member {
+            id: ChildId(number),
+            name: format!("m{number}"),
+            layer,
+            process: u32::try_from(number).ok(),
+        };
+        let members = [
+            member(0, Layer::Front),
+            member(1, Layer::Sole),
+            member(2, Layer::Service),
+            member(3, Layer::Service),
+        ];
+        let all = "all of it";
+        // Who works, and for whom a fleet waits that wants all, or one of each.
+        let table: [(&[u32], &str, &str); 5] = [
+            (&[], "m1, m2, m3", "m1, m2, m3"),
+            (&[2, 3], "m1", "m1"),
+            (&[1], "m2, m3", "m2, m3"),
+            (&[1, 3], "m2", all),
+            (&[1, 2, 3], all, all),
+        ];
+        for (working, of_all, of_each) in table {
+            for (rule, waits_for) in [(StartRule::All, of_all), (StartRule::OneOfEach, of_each)] {
+                let found = started(&members, |process| working.contains(&process), rule);
+                let waited = found.as_ref().map_or_else(String::as_str, |_| all);
+                assert_eq!(waited, waits_for, "{working:?} {rule:?}");
+                if let Ok(later) = found {
+                    assert_eq!(later.len(), 3 - working.len(), "{working:?} {rule:?}");
+                }
+            }
+        }
+    }
 }

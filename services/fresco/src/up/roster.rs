@@ -2,7 +2,6 @@
 //! them from outside.
 
 use super::{
-    fleet::GATEWAY,
     run::{ChildSpec, Report},
     supervisor::{ChildId, Layer},
 };
@@ -14,6 +13,8 @@ pub(crate) struct Member {
     pub(crate) id: ChildId,
     /// For people.
     pub(crate) name: String,
+    /// What it is to the others.
+    pub(crate) layer: Layer,
     /// Changes with each life.
     pub(crate) process: Option<u32>,
 }
@@ -21,7 +22,7 @@ pub(crate) struct Member {
 impl Member {
     /// Whether its presence tells of it; otherwise it is the gateway.
     pub(crate) fn is_worker(&self) -> bool {
-        self.name != GATEWAY
+        self.layer.loads()
     }
 }
 
@@ -32,6 +33,7 @@ pub(crate) fn of(children: &[ChildSpec]) -> Vec<Member> {
     let member = |(index, child): (usize, &ChildSpec)| Member {
         id: ChildId(index),
         name: child.name.clone(),
+        layer: child.layer,
         process: None,
     };
     services.map(member).collect()
@@ -54,7 +56,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::up::supervisor::Exit;
+    use crate::up::{fleet::GATEWAY, supervisor::Exit};
 
     #[test]
     fn an_end_tells_the_process_that_ended() {

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use messaging::Access;
 
-use super::supervisor::Limits;
+use super::{fleet::AR_BATCHER, supervisor::Limits};
 
 /// A worker, kept to its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Site {
     pub(crate) fn plain(denoisers: u16) -> Self {
         let denoiser = |number| Pinned::nowhere(format!("denoiser-{number}"));
         Self {
-            ar_batcher: Pinned::nowhere("ar-batcher".to_owned()),
+            ar_batcher: Pinned::nowhere(AR_BATCHER.to_owned()),
             denoisers: (0..denoisers).map(denoiser).collect(),
             credentials: None,
             ca: None,

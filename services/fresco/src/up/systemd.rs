@@ -143,7 +143,7 @@ fn unit(child: &ChildSpec, args: &FleetSystemdArgs, site: &Site) -> String {
     line("RestartMaxDelaySec", "10s");
     let stop = match child.layer {
         Layer::Front => site.limits.drain.as_secs() + STOP_S,
-        Layer::Broker | Layer::Service => STOP_S,
+        Layer::Broker | Layer::Sole | Layer::Service => STOP_S,
     };
     line("TimeoutStopSec", &format!("{stop}s"));
     for key in [

@@ -1,0 +1,146 @@
+//! Who stops when, and what ends those who do not.
+
+use super::*;
+
+/// So many workers that have loaded, in a fleet that serves and has 20 s to drain.
+fn draining(workers: usize) -> Fleet {
+    let mut fleet = staggered(workers);
+    fleet.at(0, Event::BrokerReady);
+    for number in 0..workers {
+        fleet.at(1, Event::Loaded(worker(number)));
+    }
+    fleet.at(2, Event::FleetReady);
+    fleet
+}
+
+#[test]
+fn a_stop_ends_services_before_the_broker() {
+    let mut fleet = Fleet::serving();
+    let stop = Event::Stop(Ending::Asked);
+    assert_eq!(
+        fleet.at(0, stop),
+        [Action::Terminate(GATEWAY), Action::Terminate(DENOISER)]
+    );
+    assert_eq!(fleet.at(10, Event::Exited(DENOISER, Exit::Code(0))), []);
+    assert_eq!(
+        fleet.at(20, Event::Exited(GATEWAY, Exit::Code(0))),
+        [Action::Terminate(BROKER)]
+    );
+    assert_eq!(
+        fleet.at(30, Event::Exited(BROKER, Exit::Code(0))),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn what_does_not_stop_in_time_is_killed() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Stop(Ending::Asked));
+    fleet.at(10, Event::Exited(GATEWAY, Exit::Code(0)));
+    assert_eq!(fleet.next_timer_millis(), Some(4_000));
+    assert_eq!(
+        fleet.at(4_000, Event::Timer),
+        [Action::Kill(DENOISER), Action::Terminate(BROKER)]
+    );
+    assert_eq!(fleet.next_timer_millis(), Some(4_500));
+    assert_eq!(fleet.at(4_001, Event::Exited(DENOISER, KILLED)), []);
+    assert_eq!(fleet.at(4_500, Event::Timer), [Action::Kill(BROKER)]);
+    assert_eq!(fleet.next_timer_millis(), None);
+    assert_eq!(
+        fleet.at(4_501, Event::Exited(BROKER, KILLED)),
+        [Action::Finish(Ending::Asked)]
+    );
+}
+
+#[test]
+fn an_impatient_second_wish_to_stop_kills_at_once() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Stop(Ending::Asked));
+    assert_eq!(
+        fleet.at(10, Event::Stop(Ending::Asked)),
+        [],
+        "the same wish by another way"
+    );
+    let kills = [
+        Action::Kill(GATEWAY),
+        Action::Kill(DENOISER),
+        Action::Terminate(BROKER),
+        Action::Kill(BROKER),
+    ];
+    assert_eq!(fleet.at(1_000, Event::Stop(Ending::Asked)), kills);
+    assert_eq!(fleet.next_timer_millis(), None);
+}
+
+#[test]
+fn nothing_is_restarted_once_stopping() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Exited(DENOISER, KILLED));
+    assert_eq!(
+        fleet.at(100, Event::Stop(Ending::Asked)),
+        [Action::Terminate(GATEWAY)]
+    );
+    assert_eq!(fleet.at(200, Event::Timer), []);
+    assert_eq!(fleet.at(200, Event::BrokerReady), []);
+    assert_eq!(
+        fleet.at(300, Event::Exited(GATEWAY, KILLED)),
+        [Action::Terminate(BROKER)]
+    );
+}
+
+#[test]
+fn a_stop_before_anything_ran_finishes_at_once() {
+    let mut fleet = Fleet::new();
+    assert_eq!(
+        fleet.at(0, Event::Stop(Ending::Unusable)),
+        [Action::Finish(Ending::Unusable)]
+    );
+}
+
+#[test]
+fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
+    for (done_at, workers_stop_at) in [(Some(8_000), 8_000), (None, 21_000)] {
+        let mut fleet = draining(4);
+        let asked = fleet.at(1_000, Event::Stop(Ending::Asked));
+        assert_eq!(asked, [Action::Terminate(GATEWAY)]);
+        assert_eq!(fleet.next_timer_millis(), Some(21_000));
+        // Nobody is started again meanwhile.
+        assert_eq!(fleet.at(2_000, Event::Exited(worker(3), KILLED)), []);
+        let stopped = match done_at {
+            Some(at) => fleet.at(at, Event::Exited(GATEWAY, Exit::Code(0))),
+            None => fleet.at(workers_stop_at, Event::Timer),
+        };
+        assert_eq!(
+            stopped,
+            [worker(0), worker(1), worker(2)].map(Action::Terminate)
+        );
+        let kills_at = u128::from(workers_stop_at) + SERVICES_STOP_MAX.as_millis();
+        assert_eq!(fleet.next_timer_millis(), Some(kills_at));
+    }
+}
+
+#[test]
+fn an_impatient_user_ends_the_drain_and_then_everything() {
+    let asked = || Event::Stop(Ending::Asked);
+    let workers = || [worker(0), worker(1)];
+    let terminated = workers().map(Action::Terminate).to_vec();
+    let mut killed = [GATEWAY].map(Action::Kill).to_vec();
+    killed.extend(workers().map(Action::Kill));
+    killed.extend([Action::Terminate(BROKER), Action::Kill(BROKER)]);
+    // Each wish may come twice: by the terminal, and by whoever passes it on.
+    let table = [
+        (1_000, vec![Action::Terminate(GATEWAY)]),
+        (1_500, vec![]),
+        (3_000, terminated),
+        (3_001, vec![]),
+        (4_000, killed),
+        (4_001, vec![]),
+    ];
+    let mut fleet = draining(2);
+    for (now, wanted) in table {
+        assert_eq!(fleet.at(now, asked()), wanted, "{now}");
+    }
+    let mut fleet = draining(2);
+    fleet.at(1_000, asked());
+    let unusable = fleet.at(3_000, Event::Stop(Ending::Unusable));
+    assert_eq!(unusable, [], "nobody is impatient");
+}
