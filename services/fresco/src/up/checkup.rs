@@ -13,7 +13,6 @@ use super::{
     roster::Member,
     supervisor::{ChildId, Event},
 };
-use crate::terminal;
 
 /// How often a service is asked, and how long it may think: with three silences a hung one is ended after 6 s.
 pub(crate) const PERIOD: Duration = Duration::from_secs(2);
@@ -66,7 +65,6 @@ impl Checkup {
             let Some((_, address)) = known else { continue };
             let answer = ask(&client, address, pulse.question(process)).await;
             if let Some(Action::End) = pulse.apply(process, answer) {
-                terminal::note(format_args!("{name} does not answer: it is ended"));
                 self.events.send(Event::Hung(id)).await.ok();
             }
         }

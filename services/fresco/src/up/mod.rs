@@ -206,6 +206,14 @@ fn tell(name: &str, report: &Report) {
                 quoted(words.as_deref())
             ));
         }
+        Report::Ended(exit, words) => {
+            let words = quoted(words.as_deref());
+            terminal::note(format_args!("{name} {}{words}", ended(*exit)));
+        }
+        Report::Hangs => terminal::note(format_args!("{name} does not answer: it is ended")),
+        Report::Left => terminal::note(format_args!(
+            "{name} is still there although it was killed: it ends when the kernel lets go of it"
+        )),
         Report::GaveUp(exit, words) => {
             terminal::note(format_args!(
                 "{name} {}, cannot work{}",

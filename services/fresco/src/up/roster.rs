@@ -47,7 +47,8 @@ pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Opti
             member.process = Some(*process);
             None
         }
-        Report::Died(..) | Report::GaveUp(..) => member.process.take(),
+        Report::Died(..) | Report::Ended(..) | Report::GaveUp(..) => member.process.take(),
+        Report::Hangs | Report::Left => None,
     }
 }
 
@@ -83,9 +84,12 @@ mod tests {
             (2, died(), Some(70)),
             (2, died(), None),
             (2, Report::Started(71), None),
+            (2, Report::Hangs, None),
             (0, Report::Started(5), None),
             (0, died(), None),
             (2, Report::GaveUp(Exit::Code(2), None), Some(71)),
+            (2, Report::Started(72), None),
+            (2, Report::Ended(Exit::Signal(9), None), Some(72)),
         ];
         for (id, report, ended) in table {
             assert_eq!(
