@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{
     pulse::{Action, Answer, Pulse, Question},
-    roster::Member,
+    roster::{self, Member},
     supervisor::{ChildId, Event},
 };
 
@@ -82,9 +82,7 @@ impl Checkup {
         }
         let workers = self.bus.workers().await.ok()?;
         let mut workers = workers.into_iter();
-        let is_it = |worker: &protocol::WorkerPresence| {
-            worker.process == process && worker.host == self.host
-        };
+        let is_it = |worker: &protocol::WorkerPresence| roster::is(worker, &self.host, process);
         workers.find(is_it)?.health_address
     }
 }

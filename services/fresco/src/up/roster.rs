@@ -1,6 +1,8 @@
 //! The services' processes as they come and go: written from the supervisor's reports, read by whoever looks after
 //! them from outside.
 
+use protocol::WorkerPresence;
+
 use super::{
     run::{ChildSpec, Report},
     supervisor::{ChildId, Layer},
@@ -24,6 +26,11 @@ impl Member {
     pub(crate) fn is_worker(&self) -> bool {
         self.layer.loads()
     }
+}
+
+/// Whether `worker` is `process` on `host`: other machines have processes of the same number.
+pub(crate) fn is(worker: &WorkerPresence, host: &str, process: u32) -> bool {
+    worker.process == process && worker.host == host
 }
 
 /// The services among `children`.
