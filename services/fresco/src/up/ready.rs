@@ -4,7 +4,10 @@ use std::{net::SocketAddr, time::Duration};
 
 use messaging::{Bus, ProvisionError};
 use protocol::{WorkerPresence, topology::Topology};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 use super::{
     roster::{self, Member},
@@ -15,18 +18,20 @@ use super::{
 const POLL: Duration = Duration::from_millis(200);
 /// A broker that has just started may refuse for a moment, and a cluster elects for up to 8 s; then a refusal is
 /// meant.
-const REFUSALS_MAX: u32 = 75;
+const REFUSED_MAX: Duration = Duration::from_secs(15);
 
 /// Sees to it that the streams are there; returns when they are, or cannot be.
 pub(crate) async fn provision(bus: &Bus, topology: &Topology) -> Result<(), ProvisionError> {
-    let mut refusals = 0;
+    // By the clock: one that may not ask hears nothing for 2 s a try.
+    let mut refused_since = None;
     loop {
         bus.connected().await;
         match set_up(bus, topology).await {
             Ok(()) => return Ok(()),
-            Err(ProvisionError::Bus(error)) if refusals < REFUSALS_MAX => {
+            Err(ProvisionError::Bus(error))
+                if refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX =>
+            {
                 tracing::debug!(%error, "streams are not set up yet");
-                refusals += 1;
             }
             Err(error) => return Err(error),
         }
