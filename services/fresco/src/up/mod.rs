@@ -119,7 +119,10 @@ fn look_after(
     let spawn = |work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
         shutdown.tracker.spawn(until_stopped(shutdown, work));
     };
-    spawn(Box::pin(log::keep_small(prepared.log_paths())));
+    spawn(Box::pin(log::keep_small(
+        prepared.log_paths(),
+        shutdown.tracker.clone(),
+    )));
     spawn(Box::pin(give_back_for_the_dead(bus.clone(), died)));
     let host = service::host::name();
     spawn(Box::pin(loaded::watch(
