@@ -203,8 +203,9 @@ fn tell(name: &str, report: &Report) {
         Report::Started(process) => tracing::info!(child = name, process, "started"),
         Report::Died(exit, pause, words) => {
             let pause = pause.as_secs_f64();
+            // At the earliest: so many may load at once.
             terminal::note(format_args!(
-                "{name} {}, starts again in {pause} s{}",
+                "{name} {}, starts again after {pause} s{}",
                 ended(*exit),
                 quoted(words.as_deref())
             ));
