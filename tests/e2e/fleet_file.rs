@@ -164,7 +164,9 @@ async fn answers_whom_it_let_in(mut fleet: Fleet) {
         fleet.process.terminate(STOPS_WITHIN).await
     });
     assert_eq!(answer.data().len(), 1);
-    assert!(status.success(), "{status} {}", fleet.process.log());
+    let log = fleet.process.log();
+    assert!(status.success(), "{status} {log}");
+    assert!(!log.contains("does not answer"), "{log}");
     let left: Vec<_> = processes
         .into_iter()
         .filter(|process| runs(*process))

@@ -2,7 +2,8 @@
 //! `kill -9` of `fresco up` leaves no orphan (nats-server included, which knows nothing of us).
 //!
 //! Why a program between: the request has to be made by the child itself, between fork and exec, where Rust runs
-//! only unsafe code. A process that makes it and then execs keeps the request and needs none.
+//! only unsafe code. A process that makes it and then execs keeps the request and needs none. A program with file
+//! capabilities (`setcap`) loses it (prctl(2)): that one outlives a killed `fresco up` until the next start on the same data folder.
 
 use std::os::unix::process::CommandExt;
 

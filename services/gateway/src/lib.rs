@@ -114,7 +114,8 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
     let (counters, rooms, metrics) = measured(&config, &bus);
-    let (health, probes) = serve_probes(config.shell.health_listen, metrics, &shutdown).await?;
+    let listen = config.shell.health_listen;
+    let (health, probes) = serve_probes(listen, metrics, &shutdown, &effects).await?;
     let told = service::address::advertised(probes, config.shell.advertise)?;
     let result_ttl = ResultTtl::default();
     let (patient, patient_seen) = watch::channel(false);
@@ -220,14 +221,20 @@ fn measured(config: &Config, bus: &Bus) -> (Counters, Rooms, Metrics) {
     (counters, rooms, metrics)
 }
 
-/// Serves `/livez`, `/readyz` and `/metrics`: what they tell, and where.
+/// Serves `/livez`, `/readyz` and `/metrics` until `answered`: what they tell, and where. Whoever looks after a gateway that
+/// still answers what it has let in would take it for dead without them, and end it.
 async fn serve_probes(
     listen: SocketAddr,
     metrics: Metrics,
     shutdown: &Shutdown,
+    answered: &CancellationToken,
 ) -> anyhow::Result<(Health, SocketAddr)> {
     let health = Health::new();
-    let address = service::health::serve(listen, health.clone(), metrics, shutdown).await;
+    let until_answered = Shutdown {
+        token: answered.clone(),
+        tracker: shutdown.tracker.clone(),
+    };
+    let address = service::health::serve(listen, health.clone(), metrics, &until_answered).await;
     let address = address.with_context(|| format!("cannot listen on {listen}"))?;
     Ok((health, address))
 }

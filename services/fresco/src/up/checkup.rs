@@ -10,10 +10,9 @@ use tokio::{
 
 use super::{
     pulse::{Action, Answer, Pulse, Question},
-    roster::Member,
+    roster::{self, Member},
     supervisor::{ChildId, Event},
 };
-use crate::terminal;
 
 /// How often a service is asked, and how long it may think: with three silences a hung one is ended after 6 s.
 pub(crate) const PERIOD: Duration = Duration::from_secs(2);
@@ -66,7 +65,6 @@ impl Checkup {
             let Some((_, address)) = known else { continue };
             let answer = ask(&client, address, pulse.question(process)).await;
             if let Some(Action::End) = pulse.apply(process, answer) {
-                terminal::note(format_args!("{name} does not answer: it is ended"));
                 self.events.send(Event::Hung(id)).await.ok();
             }
         }
@@ -84,9 +82,7 @@ impl Checkup {
         }
         let workers = self.bus.workers().await.ok()?;
         let mut workers = workers.into_iter();
-        let is_it = |worker: &protocol::WorkerPresence| {
-            worker.process == process && worker.host == self.host
-        };
+        let is_it = |worker: &protocol::WorkerPresence| roster::is(worker, &self.host, process);
         workers.find(is_it)?.health_address
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    roster::Member,
+    roster::{self, Member},
     supervisor::{ChildId, Event},
 };
 
@@ -50,9 +50,11 @@ fn news(
     told: &mut BTreeMap<ChildId, u32>,
 ) -> Vec<ChildId> {
     let loaded = |process: u32| {
-        workers.iter().any(|worker| {
-            worker.process == process && worker.host == host && worker.state.takes_work()
-        })
+        let is_it = |worker: &&WorkerPresence| roster::is(worker, host, process);
+        workers
+            .iter()
+            .find(is_it)
+            .is_some_and(|worker| worker.state.takes_work())
     };
     let mut news = Vec::new();
     for member in members {

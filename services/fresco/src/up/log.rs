@@ -5,12 +5,16 @@ use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-/// Largest log; with its predecessor `.1` a child takes at most twice this.
+use tokio_util::task::TaskTracker;
+
+/// A log larger than this is rolled when it is looked at; with its predecessor `.1` a child takes twice what it has written
+/// by then. Lines that it writes while the log is copied are lost.
 const LOG_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// How often the sizes are looked at.
+/// How often the sizes are looked at: a child that writes 100 MB a second has a log of 1 GB by then.
 const LOG_CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// The last words are looked for in this much of the end.
 const TAIL_BYTES_MAX: u64 = 16 * 1024;
@@ -25,14 +29,23 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
 
-/// Keeps the logs at `paths` below their size, for ever.
-pub(crate) async fn keep_small(paths: Vec<PathBuf>) {
+/// Keeps the logs at `paths` small, for ever. A copy takes longer than a thread may be held that also hears signals: it
+/// has a thread of its own, and `tracker` waits for its end.
+pub(crate) async fn keep_small(paths: Vec<PathBuf>, tracker: TaskTracker) {
+    let paths: Arc<[PathBuf]> = paths.into();
     loop {
         tokio::time::sleep(LOG_CHECK_PERIOD).await;
-        for path in &paths {
-            if let Err(error) = roll(path, LOG_BYTES_MAX) {
-                tracing::warn!(path = %path.display(), %error, "log cannot be kept small");
+        let paths = Arc::clone(&paths);
+        let rolled = tracker.spawn_blocking(move || {
+            for path in paths.iter() {
+                if let Err(error) = roll(path, LOG_BYTES_MAX) {
+                    tracing::warn!(path = %path.display(), %error, "log cannot be kept small");
+                }
             }
+        });
+        if let Err(error) = rolled.await {
+            tracing::error!(%error, "logs are not kept small any more");
+            return;
         }
     }
 }

@@ -119,7 +119,10 @@ fn look_after(
     let spawn = |work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
         shutdown.tracker.spawn(until_stopped(shutdown, work));
     };
-    spawn(Box::pin(log::keep_small(prepared.log_paths())));
+    spawn(Box::pin(log::keep_small(
+        prepared.log_paths(),
+        shutdown.tracker.clone(),
+    )));
     spawn(Box::pin(give_back_for_the_dead(bus.clone(), died)));
     let host = service::host::name();
     spawn(Box::pin(loaded::watch(
@@ -200,12 +203,21 @@ fn tell(name: &str, report: &Report) {
         Report::Started(process) => tracing::info!(child = name, process, "started"),
         Report::Died(exit, pause, words) => {
             let pause = pause.as_secs_f64();
+            // At the earliest: so many may load at once.
             terminal::note(format_args!(
-                "{name} {}, starts again in {pause} s{}",
+                "{name} {}, starts again after {pause} s{}",
                 ended(*exit),
                 quoted(words.as_deref())
             ));
         }
+        Report::Ended(exit, words) => {
+            let words = quoted(words.as_deref());
+            terminal::note(format_args!("{name} {}{words}", ended(*exit)));
+        }
+        Report::Hangs => terminal::note(format_args!("{name} does not answer: it is ended")),
+        Report::Left => terminal::note(format_args!(
+            "{name} is still there although it was killed: it ends when the kernel lets go of it"
+        )),
         Report::GaveUp(exit, words) => {
             terminal::note(format_args!(
                 "{name} {}, cannot work{}",

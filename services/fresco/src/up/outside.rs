@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     time::Duration,
 };
@@ -100,6 +100,7 @@ impl Outside {
         let probe = Probe {
             gateway,
             bus: self.bus.clone(),
+            host: service::host::name(),
             roster: self.roster.clone(),
         };
         let waiting = |missing: &str| terminal::note(format_args!("waiting for {missing}"));
@@ -134,8 +135,9 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
         IpAddr::V4(ip) if ip.is_unspecified() => {
             SocketAddr::from((Ipv4Addr::LOCALHOST, listen.port()))
         }
+        // Not the other family's: a machine may keep them apart.
         IpAddr::V6(ip) if ip.is_unspecified() => {
-            SocketAddr::from((Ipv4Addr::LOCALHOST, listen.port()))
+            SocketAddr::from((Ipv6Addr::LOCALHOST, listen.port()))
         }
         IpAddr::V4(_) | IpAddr::V6(_) => listen,
     }

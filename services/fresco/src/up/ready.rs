@@ -3,11 +3,14 @@
 use std::{net::SocketAddr, time::Duration};
 
 use messaging::{Bus, ProvisionError};
-use protocol::topology::Topology;
-use tokio::{sync::watch, time::sleep};
+use protocol::{WorkerPresence, topology::Topology};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 use super::{
-    roster::Member,
+    roster::{self, Member},
     supervisor::{Layer, StartRule},
 };
 
@@ -15,18 +18,20 @@ use super::{
 const POLL: Duration = Duration::from_millis(200);
 /// A broker that has just started may refuse for a moment, and a cluster elects for up to 8 s; then a refusal is
 /// meant.
-const REFUSALS_MAX: u32 = 75;
+const REFUSED_MAX: Duration = Duration::from_secs(15);
 
 /// Sees to it that the streams are there; returns when they are, or cannot be.
 pub(crate) async fn provision(bus: &Bus, topology: &Topology) -> Result<(), ProvisionError> {
-    let mut refusals = 0;
+    // By the clock: one that may not ask hears nothing for 2 s a try.
+    let mut refused_since = None;
     loop {
         bus.connected().await;
         match set_up(bus, topology).await {
             Ok(()) => return Ok(()),
-            Err(ProvisionError::Bus(error)) if refusals < REFUSALS_MAX => {
+            Err(ProvisionError::Bus(error))
+                if refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX =>
+            {
                 tracing::debug!(%error, "streams are not set up yet");
-                refusals += 1;
             }
             Err(error) => return Err(error),
         }
@@ -49,6 +54,8 @@ pub(crate) struct Probe {
     pub(crate) gateway: SocketAddr,
     /// Lists the workers.
     pub(crate) bus: Bus,
+    /// This machine, as presence names it.
+    pub(crate) host: String,
     /// The services' processes.
     pub(crate) roster: watch::Receiver<Vec<Member>>,
 }
@@ -80,12 +87,7 @@ impl Probe {
     async fn look(&self, client: &reqwest::Client, rule: StartRule) -> Result<Vec<String>, String> {
         let alive = self.bus.workers().await;
         let alive = alive.map_err(|_| "the message broker".to_owned())?;
-        let is_ready = |process: u32| {
-            alive
-                .iter()
-                .any(|worker| worker.process == process && worker.state.takes_work())
-        };
-        let later = started(&self.roster.borrow(), is_ready, rule)?;
+        let later = started(&self.roster.borrow(), &alive, &self.host, rule)?;
         let asked = client.get(format!("http://{}/readyz", self.gateway)).send();
         match asked.await {
             Ok(answer) if answer.status().is_success() => Ok(later),
@@ -95,13 +97,24 @@ impl Probe {
     }
 }
 
-/// Which of `members` do not work yet where enough of them do, by `rule`; where not, whom that waits for.
+/// Which of `members` on `host` do not work yet where enough of them do, by `rule`; where not, whom that waits for.
 fn started(
     members: &[Member],
-    is_ready: impl Fn(u32) -> bool,
+    alive: &[WorkerPresence],
+    host: &str,
     rule: StartRule,
 ) -> Result<Vec<String>, String> {
-    let works = |member: &&Member| member.process.is_some_and(&is_ready);
+    let works = |member: &&Member| {
+        let is_it = |worker: &&WorkerPresence| {
+            member
+                .process
+                .is_some_and(|process| roster::is(worker, host, process))
+        };
+        alive
+            .iter()
+            .find(is_it)
+            .is_some_and(|worker| worker.state.takes_work())
+    };
     let workers = || members.iter().filter(|member| member.is_worker());
     let missing: Vec<_> = workers().filter(|worker| !works(worker)).collect();
     let has_one = |layer| workers().filter(works).any(|worker| worker.layer == layer);
@@ -129,8 +142,26 @@ async fn reason(answer: reqwest::Response) -> String {
 
 #[cfg(test)]
 mod tests {
+    use protocol::{Role, WorkerId, WorkerState};
+
     use super::*;
     use crate::up::supervisor::ChildId;
+
+    fn worker(process: u32, host: &str, state: WorkerState) -> WorkerPresence {
+        WorkerPresence {
+            worker: WorkerId::generate(Role::Denoiser),
+            role: Role::Denoiser,
+            state,
+            reason: None,
+            host: host.to_owned(),
+            process,
+            device: None,
+            model_revision: None,
+            health_address: None,
+            held: Vec::new(),
+            outputs_open: 0,
+        }
+    }
 
     #[test]
     fn a_fleet_has_started_when_all_work_or_one_of_each_does() {
@@ -156,8 +187,15 @@ mod tests {
             (&[1, 2, 3], all, all),
         ];
         for (working, of_all, of_each) in table {
+            // The same numbers on another machine, where they are further.
+            let elsewhere = [1, 2, 3].map(|process| worker(process, "there", WorkerState::Idle));
+            let here = [1, 2, 3].map(|process| match working.contains(&process) {
+                true => worker(process, "here", WorkerState::Busy),
+                false => worker(process, "here", WorkerState::Loading),
+            });
+            let alive = [elsewhere, here].concat();
             for (rule, waits_for) in [(StartRule::All, of_all), (StartRule::OneOfEach, of_each)] {
-                let found = started(&members, |process| working.contains(&process), rule);
+                let found = started(&members, &alive, "here", rule);
                 let waited = found.as_ref().map_or_else(String::as_str, |_| all);
                 assert_eq!(waited, waits_for, "{working:?} {rule:?}");
                 if let Ok(later) = found {

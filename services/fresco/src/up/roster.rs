@@ -1,6 +1,8 @@
 //! The services' processes as they come and go: written from the supervisor's reports, read by whoever looks after
 //! them from outside.
 
+use protocol::WorkerPresence;
+
 use super::{
     run::{ChildSpec, Report},
     supervisor::{ChildId, Layer},
@@ -26,6 +28,11 @@ impl Member {
     }
 }
 
+/// Whether `worker` is `process` on `host`: other machines have processes of the same number.
+pub(crate) fn is(worker: &WorkerPresence, host: &str, process: u32) -> bool {
+    worker.process == process && worker.host == host
+}
+
 /// The services among `children`.
 pub(crate) fn of(children: &[ChildSpec]) -> Vec<Member> {
     let services = children.iter().enumerate();
@@ -47,7 +54,8 @@ pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Opti
             member.process = Some(*process);
             None
         }
-        Report::Died(..) | Report::GaveUp(..) => member.process.take(),
+        Report::Died(..) | Report::Ended(..) | Report::GaveUp(..) => member.process.take(),
+        Report::Hangs | Report::Left => None,
     }
 }
 
@@ -83,9 +91,12 @@ mod tests {
             (2, died(), Some(70)),
             (2, died(), None),
             (2, Report::Started(71), None),
+            (2, Report::Hangs, None),
             (0, Report::Started(5), None),
             (0, died(), None),
             (2, Report::GaveUp(Exit::Code(2), None), Some(71)),
+            (2, Report::Started(72), None),
+            (2, Report::Ended(Exit::Signal(9), None), Some(72)),
         ];
         for (id, report, ended) in table {
             assert_eq!(

@@ -65,8 +65,14 @@ pub enum Report {
     Started(u32),
     /// It died, and starts again after the pause.
     Died(Exit, Duration, Option<String>),
+    /// It died, and is not started again.
+    Ended(Exit, Option<String>),
+    /// It does not answer, and is ended for it.
+    Hangs,
     /// It cannot be made to work.
     GaveUp(Exit, Option<String>),
+    /// It was killed in vain.
+    Left,
 }
 
 /// Runs `children` until they are to stop and have stopped; says why.
@@ -106,9 +112,14 @@ pub async fn supervise(
                 Action::ReportDeath(id, exit, pause) => {
                     report(id, Report::Died(exit, pause, processes.last_words(id)))
                 }
+                Action::ReportEnd(id, exit) => {
+                    report(id, Report::Ended(exit, processes.last_words(id)))
+                }
+                Action::ReportHang(id) => report(id, Report::Hangs),
                 Action::ReportGivingUp(id, exit) => {
                     report(id, Report::GaveUp(exit, processes.last_words(id)))
                 }
+                Action::ReportLeft(id) => report(id, Report::Left),
                 Action::Finish(ending) => return ending,
             }
         }

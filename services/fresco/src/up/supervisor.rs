@@ -5,7 +5,7 @@
 //! once as [`Limits`] lets load their models: a machine that reads sixteen checkpoints at a time reads none. Stop: whoever
 //! takes requests, while the workers go on with what it has let in, for as long as [`Limits`] says; the other services,
 //! which still need the broker to give back what they hold; then the broker. Each has a last instant after which it is
-//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`]. What cannot work
+//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`], but for what the kernel does not let go. What cannot work
 //! (exit code 2) before the fleet has started ends everything, or not, by its [`StartRule`].
 
 mod starting;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use self::{starting::backoff, stopping::Stopping};
 pub use self::{
     starting::{BACKOFF_MAX, BACKOFF_MIN, STABLE_AFTER, START_ATTEMPTS_MAX},
-    stopping::{IMPATIENT_AFTER, SERVICES_STOP_MAX, STOP_MAX},
+    stopping::{IMPATIENT_AFTER, LEAVE_AFTER, SERVICES_STOP_MAX, STOP_MAX},
 };
 
 /// A life shorter than this cannot have missed three probes 2 s apart: the one that hung was the one before it.
@@ -137,8 +137,14 @@ pub enum Action {
     Kill(ChildId),
     /// Say that it died and is started again after the pause.
     ReportDeath(ChildId, Exit, Duration),
+    /// Say that it died, and is not started again.
+    ReportEnd(ChildId, Exit),
+    /// Say that it does not answer.
+    ReportHang(ChildId),
     /// Say that it cannot be made to work.
     ReportGivingUp(ChildId, Exit),
+    /// Say that it was killed in vain: something in the kernel holds it.
+    ReportLeft(ChildId),
     /// Nothing is left: return.
     Finish(Ending),
 }
@@ -230,8 +236,8 @@ impl Supervisor {
             Event::Stop(ending) => self.stop(ending, now, &mut actions),
             Event::Timer => {}
         }
-        self.start_due(now, &mut actions);
         self.advance_stop(now, &mut actions);
+        self.start_due(now, &mut actions);
         actions
     }
 
@@ -239,29 +245,36 @@ impl Supervisor {
     pub fn next_timer(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Starting | Phase::Serving => self.next_start(),
-            Phase::Stopping(stopping) => stopping
-                .drain_until
-                .into_iter()
-                .chain(stopping.services_kill_at)
-                .chain(stopping.kill_at)
-                .min(),
+            Phase::Stopping(stopping) => {
+                let start = self.next_start().filter(|_| stopping.drains());
+                stopping.next_timer().into_iter().chain(start).min()
+            }
             Phase::Finished => None,
         }
     }
 
-    fn is_up(&self) -> bool {
-        matches!(self.phase, Phase::Starting | Phase::Serving)
+    /// Whether one of `layer` is started again when it dies: while somebody waits for what it does.
+    fn keeps(&self, layer: Layer) -> bool {
+        match &self.phase {
+            Phase::Starting | Phase::Serving => true,
+            Phase::Stopping(stopping) => stopping.drains() && layer != Layer::Front,
+            Phase::Finished => false,
+        }
     }
 
     fn exited(&mut self, id: ChildId, exit: Exit, now: Instant, actions: &mut Vec<Action>) {
         let starting = matches!(self.phase, Phase::Starting);
-        let up = self.is_up();
+        let kept = self.keeps(self.children[id.0].layer);
         let child = &mut self.children[id.0];
         let Life::Running { loading, .. } = child.life else {
             return;
         };
         child.life = Life::Ended;
-        if !up {
+        if !kept {
+            // Who ends as it was told has given back what it held; a broker holds nothing, and ends with 1 when told.
+            if child.layer != Layer::Broker && exit != Exit::Code(0) {
+                actions.push(Action::ReportEnd(id, exit));
+            }
             return;
         }
         // From when it worked: a model that loads for minutes and then dies at once is read again and again otherwise.
@@ -305,11 +318,12 @@ impl Supervisor {
 
     /// Its end is an exit like any other: it is started again.
     fn hung(&self, id: ChildId, now: Instant, actions: &mut Vec<Action>) {
-        let Life::Running { since, .. } = self.children[id.0].life else {
+        let child = &self.children[id.0];
+        let Life::Running { since, .. } = child.life else {
             return;
         };
-        if self.is_up() && now.duration_since(since) >= HANG_MIN {
-            actions.push(Action::Kill(id));
+        if self.keeps(child.layer) && now.duration_since(since) >= HANG_MIN {
+            actions.extend([Action::ReportHang(id), Action::Kill(id)]);
         }
     }
 }

@@ -19,14 +19,13 @@ pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), Bu
     let (mut absences, mut patience) = (Absences::default(), Some(Instant::now() + PATIENCE));
     loop {
         let event = tokio::select! {
+            // Events first: some came while the last one's work was given back, and who is back is not dead.
+            biased;
             event = system.next() => match event {
                 Some(event) => event,
                 None => return Ok(()),
             },
-            () = until(absences.next_timer()) => {
-                act(bus, absences.apply(Event::Timer, Instant::now())).await;
-                continue;
-            }
+            () = until(absences.next_timer()) => Event::Timer,
             () = until(patience) => {
                 patience = None;
                 let shown: Vec<_> = urls.iter().map(|url| without_credentials(url)).collect();
@@ -48,12 +47,9 @@ pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), Bu
                 continue;
             }
         };
-        act(bus, absences.apply(event, Instant::now())).await;
-    }
-}
-
-async fn act(bus: &Bus, actions: Vec<Action>) {
-    for Action::GiveBackFor(worker) in actions {
+        let Some(Action::GiveBackFor(worker)) = absences.apply(event, Instant::now()) else {
+            continue;
+        };
         if let Err(error) = give_back_for(bus, &worker).await {
             tracing::warn!(%worker, %error, "what it held waits for its ack deadline");
         }

@@ -100,6 +100,7 @@ async fn a_request_in_flight_is_answered_before_the_gateway_ends() {
     let gateway = deployment.ready_gateway(&["--grace-s=15"]).await;
     let mut queue = deployment.ar_queue().await;
     let (url, token) = (gateway.url.clone(), gateway.shutdown.token.clone());
+    let probes = format!("http://{}", gateway.running.probes);
     let work = async {
         let (job, delivery) = next_job(&mut queue).await;
         token.cancel();
@@ -108,6 +109,13 @@ async fn a_request_in_flight_is_answered_before_the_gateway_ends() {
             send(&url, Method::GET, "/livez", &[], vec![])
                 .await
                 .is_err()
+        })
+        .await;
+        // Whoever looks after it sees that it lives, and why it takes nothing.
+        let probe = async |path| send(&probes, Method::GET, path, &[], vec![]).await.unwrap();
+        assert_eq!(probe("/livez").await.status, 200);
+        until("the reason", || async {
+            String::from_utf8(probe("/readyz").await.bytes).unwrap() == "the gateway is stopping\n"
         })
         .await;
         deployment

@@ -60,7 +60,8 @@ impl Supervisor {
 
     /// Starts who is due and may: a service only while few enough others load.
     pub(super) fn start_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if !self.is_up() {
+        // The broker is kept for as long as anybody.
+        if !self.keeps(Layer::Broker) {
             return;
         }
         let placed = self.take_places(now);

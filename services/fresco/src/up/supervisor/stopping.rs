@@ -11,6 +11,9 @@ pub const SERVICES_STOP_MAX: Duration = Duration::from_millis(4_000);
 /// From the wish to stop until everything left is killed; the promise to the user is 5 s.
 pub const STOP_MAX: Duration = Duration::from_millis(4_500);
 
+/// From the last kill until whoever is still there is left: a process that a hung driver holds ends with it, not with us.
+pub const LEAVE_AFTER: Duration = Duration::from_secs(2);
+
 /// A wish to stop this long after the last one is an impatient one. An earlier one is the same wish twice: a
 /// terminal's Ctrl-C reaches a script and us, and the script passes it on.
 pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
@@ -22,44 +25,74 @@ pub(super) struct Stopping {
     /// Of the last wish that was acted on.
     wished_at: Instant,
     /// Until then the workers go on; those who took requests are killed then.
-    pub(super) drain_until: Option<Instant>,
-    pub(super) services_kill_at: Option<Instant>,
-    pub(super) kill_at: Option<Instant>,
+    drain_until: Option<Instant>,
+    services_kill_at: Option<Instant>,
+    kill_at: Option<Instant>,
+    leave_at: Option<Instant>,
     broker_terminated: bool,
+}
+
+impl Stopping {
+    /// Whether the workers still go on.
+    pub(super) fn drains(&self) -> bool {
+        self.drain_until.is_some()
+    }
+
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        let deadlines = [
+            self.drain_until,
+            self.services_kill_at,
+            self.kill_at,
+            self.leave_at,
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// A second wish: what the stop waits for next has been waited for long enough.
+    fn hurry(&mut self, now: Instant) {
+        if now.duration_since(self.wished_at) < IMPATIENT_AFTER {
+            return;
+        }
+        self.wished_at = now;
+        for deadline in [
+            &mut self.drain_until,
+            &mut self.services_kill_at,
+            &mut self.kill_at,
+            &mut self.leave_at,
+        ] {
+            *deadline = deadline.map(|at| at.min(now));
+        }
+    }
 }
 
 impl Supervisor {
     pub(super) fn stop(&mut self, ending: Ending, now: Instant, actions: &mut Vec<Action>) {
-        match &mut self.phase {
-            Phase::Starting | Phase::Serving => {}
+        let drain = match &mut self.phase {
+            // Nobody waits for an answer of a fleet that never served.
+            Phase::Starting => Duration::ZERO,
+            Phase::Serving => self.limits.drain,
             Phase::Stopping(stopping) => {
-                let impatient = now.duration_since(stopping.wished_at) >= IMPATIENT_AFTER;
-                if ending != Ending::Asked || !impatient {
-                    return;
+                if ending == Ending::Asked {
+                    stopping.hurry(now);
                 }
-                stopping.wished_at = now;
-                stopping.drain_until = stopping.drain_until.map(|at| at.min(now));
-                stopping.services_kill_at = stopping.services_kill_at.map(|at| at.min(now));
-                stopping.kill_at = stopping.kill_at.map(|at| at.min(now));
                 return;
             }
             Phase::Finished => return,
-        }
+        };
         self.phase = Phase::Stopping(Stopping {
             ending,
             wished_at: now,
-            drain_until: Some(now + self.limits.drain),
+            drain_until: Some(now + drain),
             services_kill_at: None,
             kill_at: None,
+            leave_at: None,
             broker_terminated: false,
         });
-        for (index, child) in self.children.iter_mut().enumerate() {
-            match child.life {
-                Life::Running { .. } if child.layer == Layer::Front => {
-                    actions.push(Action::Terminate(ChildId(index)))
-                }
-                Life::Running { .. } => {}
-                Life::Waiting | Life::Backoff { .. } | Life::Ended => child.life = Life::Ended,
+        let fronts = self.children.iter_mut().enumerate();
+        for (index, front) in fronts.filter(|(_, child)| child.layer == Layer::Front) {
+            match front.life {
+                Life::Running { .. } => actions.push(Action::Terminate(ChildId(index))),
+                Life::Waiting | Life::Backoff { .. } | Life::Ended => front.life = Life::Ended,
             }
         }
     }
@@ -85,13 +118,19 @@ impl Supervisor {
             return;
         };
         if let Some(until) = stopping.drain_until {
-            if until > now && !fronts.is_empty() && !workers.is_empty() {
+            let anybody_works = self.children.iter().any(|child| child.layer.loads());
+            if until > now && !fronts.is_empty() && anybody_works {
                 return;
             }
             stopping.drain_until = None;
             stopping.services_kill_at = Some(now + SERVICES_STOP_MAX);
             stopping.kill_at = Some(now + STOP_MAX);
             actions.extend(workers.iter().copied().map(Action::Terminate));
+            for child in &mut self.children {
+                if matches!(child.life, Life::Waiting | Life::Backoff { .. }) {
+                    child.life = Life::Ended;
+                }
+            }
         }
         let services = [fronts, workers].concat();
         let services_late = stopping.services_kill_at.is_none_or(|at| at <= now);
@@ -102,11 +141,13 @@ impl Supervisor {
             stopping.broker_terminated = true;
             actions.extend(broker.iter().copied().map(Action::Terminate));
         }
-        if stopping.kill_at.is_some_and(|at| at <= now) {
-            stopping.kill_at = None;
+        if stopping.kill_at.take_if(|at| *at <= now).is_some() {
+            stopping.leave_at = Some(now + LEAVE_AFTER);
             actions.extend(broker.iter().copied().map(Action::Kill));
         }
-        if services.is_empty() && broker.is_empty() {
+        let left = [services, broker].concat();
+        if left.is_empty() || stopping.leave_at.is_some_and(|at| at <= now) {
+            actions.extend(left.into_iter().map(Action::ReportLeft));
             actions.push(Action::Finish(stopping.ending));
             self.phase = Phase::Finished;
         }

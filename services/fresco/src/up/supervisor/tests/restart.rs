@@ -67,7 +67,7 @@ fn a_child_that_hangs_is_killed_and_started_again() {
     let mut fleet = Fleet::serving();
     assert_eq!(
         fleet.at(9_000, Event::Hung(DENOISER)),
-        [Action::Kill(DENOISER)]
+        [Action::ReportHang(DENOISER), Action::Kill(DENOISER)]
     );
     let report = Action::ReportDeath(DENOISER, KILLED, BACKOFF_MIN);
     assert_eq!(fleet.at(9_010, Event::Exited(DENOISER, KILLED)), [report]);

@@ -43,13 +43,12 @@ fn what_does_not_stop_in_time_is_killed() {
         [Action::Kill(DENOISER), Action::Terminate(BROKER)]
     );
     assert_eq!(fleet.next_timer_millis(), Some(4_500));
-    assert_eq!(fleet.at(4_001, Event::Exited(DENOISER, KILLED)), []);
+    let ended = fleet.at(4_001, Event::Exited(DENOISER, KILLED));
+    assert_eq!(ended, [Action::ReportEnd(DENOISER, KILLED)]);
     assert_eq!(fleet.at(4_500, Event::Timer), [Action::Kill(BROKER)]);
+    let ended = fleet.at(4_501, Event::Exited(BROKER, KILLED));
+    assert_eq!(ended, [Action::Finish(Ending::Asked)]);
     assert_eq!(fleet.next_timer_millis(), None);
-    assert_eq!(
-        fleet.at(4_501, Event::Exited(BROKER, KILLED)),
-        [Action::Finish(Ending::Asked)]
-    );
 }
 
 #[test]
@@ -68,7 +67,7 @@ fn an_impatient_second_wish_to_stop_kills_at_once() {
         Action::Kill(BROKER),
     ];
     assert_eq!(fleet.at(1_000, Event::Stop(Ending::Asked)), kills);
-    assert_eq!(fleet.next_timer_millis(), None);
+    assert_eq!(fleet.next_timer_millis(), Some(3_000));
 }
 
 #[test]
@@ -82,7 +81,7 @@ fn nothing_is_restarted_once_stopping() {
     assert_eq!(fleet.at(200, Event::Timer), []);
     assert_eq!(fleet.at(200, Event::BrokerReady), []);
     assert_eq!(
-        fleet.at(300, Event::Exited(GATEWAY, KILLED)),
+        fleet.at(300, Event::Exited(GATEWAY, Exit::Code(0))),
         [Action::Terminate(BROKER)]
     );
 }
@@ -103,8 +102,8 @@ fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
         let asked = fleet.at(1_000, Event::Stop(Ending::Asked));
         assert_eq!(asked, [Action::Terminate(GATEWAY)]);
         assert_eq!(fleet.next_timer_millis(), Some(21_000));
-        // Nobody is started again meanwhile.
-        assert_eq!(fleet.at(2_000, Event::Exited(worker(3), KILLED)), []);
+        let died = Action::ReportDeath(worker(3), KILLED, BACKOFF_MIN);
+        assert_eq!(fleet.at(2_000, Event::Exited(worker(3), KILLED)), [died]);
         let stopped = match done_at {
             Some(at) => fleet.at(at, Event::Exited(GATEWAY, Exit::Code(0))),
             None => fleet.at(workers_stop_at, Event::Timer),
@@ -143,4 +142,66 @@ fn an_impatient_user_ends_the_drain_and_then_everything() {
     fleet.at(1_000, asked());
     let unusable = fleet.at(3_000, Event::Stop(Ending::Unusable));
     assert_eq!(unusable, [], "nobody is impatient");
+}
+
+#[test]
+fn who_dies_in_a_drain_is_started_again_but_for_who_takes_requests() {
+    // The one AR-batcher, or the broker, would be missed to its end.
+    for id in [BROKER, worker(0)] {
+        let mut fleet = draining(2);
+        fleet.at(900, Event::Exited(worker(1), KILLED));
+        fleet.at(1_000, Event::Stop(Ending::Asked));
+        let died = Action::ReportDeath(id, KILLED, BACKOFF_MIN);
+        assert_eq!(fleet.at(1_050, Event::Exited(id, KILLED)), [died]);
+        assert_eq!(fleet.next_timer_millis(), Some(1_100));
+        let again = [Action::Start(worker(1))];
+        assert_eq!(fleet.at(1_100, Event::Timer), again, "it had died before");
+        assert_eq!(fleet.at(1_250, Event::Timer), [Action::Start(id)]);
+        assert_eq!(
+            fleet.at(9_000, Event::Hung(id)),
+            [Action::ReportHang(id), Action::Kill(id)]
+        );
+    }
+    let mut fleet = draining(2);
+    fleet.at(1_000, Event::Stop(Ending::Asked));
+    let ended = fleet.at(9_000, Event::Exited(GATEWAY, KILLED));
+    let mut wanted = vec![Action::ReportEnd(GATEWAY, KILLED)];
+    wanted.extend([worker(0), worker(1)].map(Action::Terminate));
+    assert_eq!(ended, wanted, "nobody waits for the workers any more");
+    let ended = fleet.at(9_500, Event::Exited(worker(0), KILLED));
+    assert_eq!(ended, [Action::ReportEnd(worker(0), KILLED)]);
+    assert_eq!(fleet.at(9_700, Event::Timer), []);
+}
+
+#[test]
+fn who_waits_for_a_restart_when_the_drain_ends_is_not_waited_for() {
+    let mut fleet = draining(1);
+    fleet.at(1_000, Event::Stop(Ending::Asked));
+    fleet.at(20_950, Event::Exited(worker(0), KILLED));
+    assert_eq!(fleet.at(21_000, Event::Timer), []);
+    assert_eq!(fleet.next_timer_millis(), Some(25_000));
+    let last = fleet.at(21_300, Event::Exited(GATEWAY, Exit::Code(0)));
+    assert_eq!(last, [Action::Terminate(BROKER)]);
+}
+
+#[test]
+fn a_fleet_that_never_served_has_nothing_to_drain() {
+    let mut fleet = staggered(2);
+    fleet.at(0, Event::BrokerReady);
+    let all = [GATEWAY, worker(0), worker(1)].map(Action::Terminate);
+    assert_eq!(fleet.at(1_000, Event::Stop(Ending::Asked)), all);
+}
+
+#[test]
+fn who_outlives_its_kill_is_named_and_left() {
+    let mut fleet = Fleet::serving();
+    fleet.at(0, Event::Stop(Ending::Asked));
+    fleet.at(10, Event::Exited(GATEWAY, Exit::Code(0)));
+    fleet.at(4_000, Event::Timer);
+    fleet.at(4_100, Event::Exited(BROKER, Exit::Code(0)));
+    assert_eq!(fleet.at(4_500, Event::Timer), []);
+    assert_eq!(fleet.next_timer_millis(), Some(6_500));
+    let left = [Action::ReportLeft(DENOISER), Action::Finish(Ending::Asked)];
+    assert_eq!(fleet.at(6_500, Event::Timer), left);
+    assert_eq!(fleet.next_timer_millis(), None);
 }
