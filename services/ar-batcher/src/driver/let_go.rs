@@ -128,5 +128,7 @@ impl Driver {
         self.pass(Event::Withdrawn(gone));
         self.ahead.open();
         self.see_room();
+        // Nobody else does, while a quarantine lasts.
+        self.count_held();
     }
 }

@@ -37,11 +37,16 @@ impl Driver {
     pub(super) fn changed(&mut self) {
         let recent = |at: Instant| at.elapsed() < TELL_PERIOD;
         self.shown.is_old = true;
-        let waiting = self.former.waiting() + self.passing.waiting();
-        self.bench.counters.holds(waiting, self.running_outputs());
+        self.count_held();
         if !self.shown.at.is_some_and(recent) {
             self.show_work();
         }
+    }
+
+    /// For metrics.
+    pub(super) fn count_held(&self) {
+        let waiting = self.former.waiting() + self.passing.waiting();
+        self.bench.counters.holds(waiting, self.running_outputs());
     }
 
     fn show_work(&mut self) {

@@ -65,6 +65,7 @@ struct Site {
     engines: Vec<Arc<Counted>>,
     denoise: WorkQueue,
     health: Health,
+    metrics: Metrics,
     folder: TempDir,
     _broker: Broker,
 }
@@ -103,12 +104,12 @@ impl Site {
         }
         let denoise = WorkQueue::open(&bus, &member.bus.topology().denoise_consumer, &tracker);
         let denoise = denoise.await.expect("it is there");
-        let health = Health::new();
+        let (health, metrics) = (Health::new(), Metrics::new(Role::ArBatcher));
         let parts = Parts {
             bench: Arc::new(Bench {
                 ends: member.ends(&tracker).await.expect("connected"),
                 member,
-                counters: Counters::register(&Metrics::new(Role::ArBatcher)),
+                counters: Counters::register(&metrics),
                 cache: None,
                 attempts_max: 3,
                 policy: Policy::Continuous,
@@ -137,9 +138,16 @@ impl Site {
             engines,
             denoise,
             health,
+            metrics,
             folder,
             _broker: broker,
         }
+    }
+
+    /// Whether `/metrics` says this.
+    fn says(&self, line: &str) -> bool {
+        let text = self.metrics.exposition().expect("metrics are text");
+        text.lines().any(|said| said == line)
     }
 
     async fn publish(&self, number: u128, prior: Option<StoredPrior>) {
@@ -265,6 +273,22 @@ async fn an_engine_that_fails_at_everything_is_left_out_until_it_is_healed() {
         }
     };
     timeout(WITHIN, healed).await.expect("it gets rows again");
+}
+
+#[tokio::test]
+async fn a_batcher_in_quarantine_says_that_nothing_waits_in_it() {
+    let site = Site::start(&[FAIL_AT_EVERYTHING], 1).await;
+    for number in 1..=12 {
+        site.publish(number, None).await;
+    }
+    let quarantined = async {
+        while site.health.snapshot() == service::health::Readiness::Ready {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(WITHIN, quarantined).await.expect("it gives up");
+    assert!(site.says("fresco_ar_rows_waiting 0.0"));
+    assert!(site.says("fresco_inflight{stage=\"ar\"} 0.0"));
 }
 
 #[tokio::test]
