@@ -89,6 +89,8 @@ impl Batch {
             stop,
             stall_max,
         } = self;
+        // Rows that turn out to need no engine take no slot of one.
+        let others = running.saturating_sub(rows.len());
         let (rows, mut ends) = look_up(&bench, size, rows).await;
         let end = |how, rows| BatchEnd { id, how, rows };
         if stop.is_cancelled() {
@@ -104,8 +106,8 @@ impl Batch {
         }
         let call = Call {
             engine,
+            running: others + rows.len(),
             batch: PriorBatch { size, rows },
-            running,
             stop,
             stall_max,
         };
@@ -208,7 +210,6 @@ impl Call {
         if stop.is_cancelled() {
             return Err(EngineError::Stopped);
         }
-        bench.counters.started(batch.rows.len(), running);
         let names = match &bench.cache {
             Some(cache) => cache.names(&batch).into_iter().map(Some).collect(),
             None => vec![None; batch.rows.len()],
@@ -222,11 +223,15 @@ impl Call {
         let call = span.in_scope(|| engine.run(batch, progress, stop));
         let call = call.instrument(span);
         let outcomes = tokio::select! {
-            outcomes = call => outcomes?,
-            () = silence => return Err(EngineError::Gone(Stalled(stall_max).into())),
+            outcomes = call => outcomes,
+            () = silence => Err(EngineError::Gone(Stalled(stall_max).into())),
             never = report(&bench.member.bus, &outputs, watched) => match never {},
         };
-        let outcomes = checked(size, outputs.len(), outcomes, engine.codebook_size());
+        // One that is full took none of it, and is asked again in a moment.
+        if !matches!(outcomes, Err(EngineError::Full)) {
+            bench.called(outputs.len(), running);
+        }
+        let outcomes = checked(size, outputs.len(), outcomes?, engine.codebook_size());
         let ran = |(outcome, name)| RowEnd::Ran(outcome, name);
         Ok(outcomes.into_iter().zip(names).map(ran).collect())
     }

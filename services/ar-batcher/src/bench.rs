@@ -31,6 +31,15 @@ impl Bench {
         self.member.id.clone()
     }
 
+    /// An engine took `rows` in a call, with `running` on all engines when it began. Counted once it has come back:
+    /// before, nobody knows whether the engine was full.
+    pub(crate) fn called(&self, rows: usize, running: usize) {
+        self.counters.called(rows, running);
+        if let Some(cache) = &self.cache {
+            cache.missed(rows);
+        }
+    }
+
     /// Moves an output's life on; `None` when the event cannot follow.
     pub(crate) async fn advance(
         &self,

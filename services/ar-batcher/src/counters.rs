@@ -57,8 +57,8 @@ impl Counters {
         self.inflight.set(number(running as u64));
     }
 
-    /// A batch of `rows` goes to an engine, with `running` on all of them, these included.
-    pub(crate) fn started(&self, rows: usize, running: usize) {
+    /// See `Bench::called`.
+    pub(crate) fn called(&self, rows: usize, running: usize) {
         self.engine_calls.inc();
         self.rows_started.inc_by(rows as u64);
         self.batch_rows.observe(number(rows as u64));

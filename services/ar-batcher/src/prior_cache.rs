@@ -108,14 +108,15 @@ impl PriorCache {
         size: ImageSize,
     ) -> Vec<Option<NamedPrior>> {
         let found = join_all(rows.map(|row| self.find(row, size))).await;
-        for found in &found {
-            let counter = match found {
-                Some(_) => &self.counters.hits,
-                None => &self.counters.misses,
-            };
-            counter.inc();
-        }
+        let hits = found.iter().flatten().count();
+        self.counters.hits.inc_by(hits as u64);
         found
+    }
+
+    /// An engine took `rows` that were looked up in vain: at last, for one that is full is asked again, and so are they
+    /// looked up.
+    pub(crate) fn missed(&self, rows: usize) {
+        self.counters.misses.inc_by(rows as u64);
     }
 
     /// The names of `batch`'s rows, in their order.
@@ -260,6 +261,7 @@ mod tests {
         let kept = cache.keep(cache.names(&batch)[0], Prior { tokens, usage });
         let kept = kept.await;
         assert_eq!((kept.id, kept.prior.usage), (None, usage));
+        cache.missed(found.len());
         let counted = [&cache.counters.misses, &cache.counters.stored].map(Counter::get);
         assert_eq!(counted, [2, 0]);
     }

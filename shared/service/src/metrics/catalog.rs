@@ -214,9 +214,9 @@ catalog! {
 
     // AR.
     AR_ENGINE_CALLS = Counter, "fresco_ar_engine_calls", [], BATCHER,
-        "Batches given to the AR engine";
+        "Batches that an AR engine took";
     AR_ROWS_STARTED = Counter, "fresco_ar_rows_started", [], BATCHER,
-        "Outputs given to the AR engine";
+        "Outputs that an AR engine took";
     AR_ROWS_FINISHED = Counter, "fresco_ar_rows_finished", [], BATCHER,
         "Outputs with prior tokens";
     AR_ROWS_FAILED = Counter, "fresco_ar_rows_failed", [], BATCHER,
@@ -228,13 +228,13 @@ catalog! {
     AR_SLOTS = Gauge, "fresco_ar_slots", [], BATCHER,
         "Outputs that may run on this batcher's engines at once";
     AR_BATCH_ROWS = Histogram(ROWS), "fresco_ar_batch_rows", [], BATCHER,
-        "Outputs in one call of the AR engine";
+        "Outputs in one call that an AR engine took";
     AR_BATCH_FILL = Histogram(TENTHS), "fresco_ar_batch_fill_ratio", [], BATCHER,
-        "Share of the slots that is taken when a call of the AR engine starts";
+        "Share of the slots that was taken when a call of the AR engine started";
     PRIOR_CACHE_HITS = Counter, "fresco_prior_cache_hits", [], BATCHER,
         "Outputs whose prior tokens were stored already";
     PRIOR_CACHE_MISSES = Counter, "fresco_prior_cache_misses", [], BATCHER,
-        "Outputs whose prior tokens were looked up in vain";
+        "Outputs that an AR engine took because their prior tokens were not stored";
     PRIOR_CACHE_STORED = Counter, "fresco_prior_cache_stored", [], BATCHER,
         "Outputs whose prior tokens were stored";
     PRIOR_CACHE_STORED_BYTES = Counter, "fresco_prior_cache_stored_bytes", [], BATCHER,
