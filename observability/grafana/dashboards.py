@@ -146,8 +146,8 @@ def pipeline():
 def workers():
     named = lambda expr: f"{expr} * on (instance) group_left (worker) fresco_worker_info"
     fleet = [
-        stacked("Workers by state", "Who shows signs of life at the broker.", "short",
-                query("max by (role, state) (fresco_workers)", "{{role}} {{state}}"), must=True),
+        stacked("Workers by state", "Who shows signs of life at the broker, on the average of what gateways see.", "short",
+                query("avg by (role, state) (fresco_workers) > 0", "{{role}} {{state}}"), must=True),
         panel("States", "Each worker over time.", "short",
               query(named("(fresco_worker_state == 1)"), "{{worker}} {{state}}"), kind="state-timeline", width=16),
         panel("Busy", "Outputs that run on each worker's engines.", "short",

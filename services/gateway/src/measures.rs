@@ -15,7 +15,7 @@ use service::{
             QUEUE_REDELIVERED, STREAM_BYTES, STREAM_MAX_BYTES, STREAM_MAX_MESSAGES,
             STREAM_MESSAGES, WORKERS_BY_STATE,
         },
-        number, state_label,
+        STATES, number, state_label,
     },
 };
 use tokio::{
@@ -122,11 +122,18 @@ impl Gauges {
         for stream in &measures.streams {
             self.show_stream(stream);
         }
-        // Those of states that nobody is in any more go.
-        self.workers.forget();
-        for worker in workers {
-            let labels = [role_label(worker.role), state_label(worker.state)];
-            self.workers.of(labels).inc();
+        self.show_workers(workers);
+    }
+
+    /// States that nobody is in are 0 rather than absent, so that gateways that look at different moments can be averaged.
+    fn show_workers(&self, workers: &[WorkerPresence]) {
+        for role in [Role::Gateway, Role::ArBatcher, Role::Denoiser] {
+            for state in STATES {
+                let are = |worker: &&WorkerPresence| (worker.role, worker.state) == (role, state);
+                let count = workers.iter().filter(are).count() as u64;
+                let labels = [role_label(role), state_label(state)];
+                self.workers.of(labels).set(number(count));
+            }
         }
     }
 
@@ -244,7 +251,7 @@ mod tests {
     use service::metrics::catalog::names_of;
 
     use super::*;
-    use crate::counters::Counters;
+    use crate::{counters::Counters, rooms::tests::presence};
 
     fn queue(queued: u64) -> QueueMeasure {
         QueueMeasure {
@@ -276,7 +283,7 @@ mod tests {
                 dead,
                 streams: vec![dead],
             },
-            workers: Vec::new(),
+            workers: vec![presence(Role::Denoiser, 0)],
             per_second,
         }
     }
@@ -317,12 +324,15 @@ mod tests {
             "fresco_dead_letter_oldest_seconds 4.5\n",
             "fresco_stream_bytes{stream=\"DEAD\"} 100.0\n",
             "fresco_stream_max_messages{stream=\"DEAD\"} 20000.0\n",
+            "fresco_workers{role=\"denoiser\",state=\"idle\"} 1.0\n",
+            "fresco_workers{role=\"denoiser\",state=\"busy\"} 0.0\n",
+            "fresco_workers{role=\"ar-batcher\",state=\"idle\"} 0.0\n",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }
         gauges.forget();
         let text = metrics.exposition().unwrap();
-        for absent in ["fresco_queue", "fresco_dead", "fresco_stream"] {
+        for absent in ["fresco_queue", "fresco_dead", "fresco_stream", "fresco_workers"] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
     }

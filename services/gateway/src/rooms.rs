@@ -173,13 +173,13 @@ pub(crate) fn look(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use messaging::QueueDepth;
     use protocol::WorkerState;
 
     use super::*;
 
-    fn presence(role: Role, outputs_open: u32) -> WorkerPresence {
+    pub(crate) fn presence(role: Role, outputs_open: u32) -> WorkerPresence {
         WorkerPresence {
             worker: WorkerId::generate(role),
             role,

@@ -190,7 +190,7 @@ catalog! {
     STREAM_MAX_BYTES = Gauge, "fresco_stream_max_bytes", ["stream"], GATEWAY,
         "What a stream or bucket of the broker may hold";
     WORKERS_BY_STATE = Gauge, "fresco_workers", ["role", "state"], GATEWAY,
-        "Workers that show signs of life";
+        "Workers that show signs of life, as the gateway sees them: take the average over gateways";
     BROKER_LOOKS_FAILED = Counter, "fresco_broker_looks_failed", [], GATEWAY,
         "Scrapes for which the broker did not say how its queues are: they are absent then";
 

@@ -79,7 +79,8 @@ pub struct Worker {
     pub quarantines: Counter,
 }
 
-const STATES: [WorkerState; 5] = [
+/// What a worker can be.
+pub const STATES: [WorkerState; 5] = [
     WorkerState::Loading,
     WorkerState::Idle,
     WorkerState::Busy,

@@ -38,7 +38,7 @@ use self::{
 };
 
 pub use self::{
-    common::{Process, Worker, state_label},
+    common::{Process, STATES, Worker, state_label},
     trace::Trace,
 };
 pub use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
