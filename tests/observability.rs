@@ -197,10 +197,7 @@ fn every_alert_has_a_case_in_which_it_fires_one_in_which_it_does_not_and_a_runbo
         ));
         let quiet = cases.contains(&format!("alertname: {alert} }}"));
         assert!(fires, "{alert} fires in no case");
-        assert!(
-            quiet || alert == "FrescoWorkerFlapping",
-            "{alert} is quiet in no case"
-        );
+        assert!(quiet, "{alert} is quiet in no case");
         let of_alert = rules.split(&format!("- alert: {alert}\n")).nth(1).unwrap();
         let runbook = after(of_alert, "runbook_url:").swap_remove(0);
         let text = fs::read_to_string(root().join(&runbook));

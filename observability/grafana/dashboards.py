@@ -172,6 +172,9 @@ def workers():
               query(per_minute("fresco_attempts_failed_total", by="instance"), "{{instance}}")),
         panel("Given back", "Outputs given back unfinished, per minute: drains, and brokers that did not answer.", "short",
               query(per_minute("fresco_outputs_given_back_total", by="instance"), "{{instance}}")),
+        panel("Starts", "Times a process started in a quarter of an hour, where its port is fixed; elsewhere each start is a new "
+              "process.", "short",
+              query("max by (instance) (changes(fresco_process_start_time_seconds[15m]))", "{{instance}}")),
         panel("Quarantines", "Times a worker took itself out because its engine failed in a row, in ten minutes.", "short",
               query("sum by (instance) (increase(fresco_quarantines_total[10m]))", "{{instance}}")),
         panel("Answers to scrapes", "1 for a process that answers, 0 for one that does not, and whether it has its broker.",

@@ -240,7 +240,7 @@ fn measure(
     let now = presence.borrow().clone();
     let known = [now.device, now.model_revision].map(Option::unwrap_or_default);
     let [device, revision] = &known;
-    worker.name(&member.id.to_string(), device, revision);
+    worker.name(&member.id.to_string(), &now.host, device, revision);
     metrics.before_scrapes(move || {
         let connection = *connection.borrow();
         worker.state(presence.borrow().state);

@@ -184,7 +184,7 @@ fn measure(metrics: &Metrics, member: &Membership, process: Process, counters: C
     let [device, revision] = &known;
     counters
         .worker
-        .name(&member.id.to_string(), device, revision);
+        .name(&member.id.to_string(), &now.host, device, revision);
     metrics.before_scrapes(move || {
         let (now, connection) = (presence.borrow(), *connection.borrow());
         counters.worker.state(now.state);

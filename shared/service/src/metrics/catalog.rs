@@ -120,6 +120,8 @@ catalog! {
     // Of every process.
     BUILD_INFO = Gauge, "fresco_build_info", ["role", "version"], ALL_ROLES,
         "Always 1; its labels say what runs";
+    PROCESS_START = Gauge, "fresco_process_start_time_seconds", [], ALL_ROLES,
+        "When the process started, since 1970: it changes where one that ended is started again";
     RESIDENT_MEMORY = Gauge, "fresco_process_resident_memory_bytes", [], ALL_ROLES,
         "Memory of the process that is in RAM; a model on a CPU is part of it";
     BROKER_CONNECTED = Gauge, "fresco_broker_connected", [], ALL_ROLES,
@@ -195,8 +197,8 @@ catalog! {
         "Scrapes for which the broker did not say how its queues are: they are absent then";
 
     // Workers.
-    WORKER_INFO = Gauge, "fresco_worker_info", ["worker", "device", "model_revision"], WORKERS,
-        "Always 1; its labels say which worker this process is";
+    WORKER_INFO = Gauge, "fresco_worker_info", ["worker", "host", "device", "model_revision"], WORKERS,
+        "Always 1; its labels say which worker this process is; absent while it loads its model";
     WORKER_STATE = Gauge, "fresco_worker_state", ["state"], WORKERS,
         "1 for the state that the worker is in, 0 for the others";
     INFLIGHT = Gauge, "fresco_inflight", ["stage"], WORKERS,
@@ -307,8 +309,9 @@ mod tests {
             "stage",
             "stream",
             "state",
-            // One series a process: what others say more about it is joined to.
+            // One series a process, and a new one at each start: what others say more about it is joined to.
             "worker",
+            "host",
             "device",
             "model_revision",
         ]);

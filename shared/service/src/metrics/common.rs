@@ -1,16 +1,19 @@
 //! What every process measures, and what every worker does.
 
+use std::time::Duration;
+
 use protocol::WorkerState;
 
 use super::{
     Counter, Gauge, Labelled, Metrics, Told,
     catalog::{
-        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, OUTPUTS_DEAD, QUARANTINES,
-        REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, TRANSITIONS_REFUSED, WORKER_INFO,
-        WORKER_STATE,
+        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, OUTPUTS_DEAD, PROCESS_START,
+        QUARANTINES, REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, TRANSITIONS_REFUSED,
+        WORKER_INFO, WORKER_STATE,
     },
     number, raise,
 };
+use crate::clock::unix_millis;
 
 /// Of any process.
 #[derive(Debug, Clone)]
@@ -27,6 +30,8 @@ impl Process {
         metrics
             .told(BUILD_INFO)
             .tell([metrics.role().to_string(), version]);
+        let since_1970 = Duration::from_millis(unix_millis());
+        metrics.gauge(PROCESS_START).set(since_1970.as_secs_f64());
         let resident = metrics.gauge(RESIDENT_MEMORY);
         metrics.before_scrapes(move || {
             if let Some(bytes) = resident_bytes() {
@@ -63,7 +68,7 @@ fn resident_bytes_in(status: &str) -> Option<u64> {
 /// Of a worker.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    info: Told<3>,
+    info: Told<4>,
     state: Labelled<Gauge, 1>,
     stage: &'static str,
     redeliveries: Labelled<Counter, 2>,
@@ -123,8 +128,8 @@ impl Worker {
     }
 
     /// Who it is.
-    pub fn name(&self, worker: &str, device: &str, model_revision: &str) {
-        let values = [worker, device, model_revision];
+    pub fn name(&self, worker: &str, host: &str, device: &str, model_revision: &str) {
+        let values = [worker, host, device, model_revision];
         self.info.tell(values.map(str::to_owned));
     }
 

@@ -350,8 +350,8 @@ mod tests {
             .observe(0.3, &Trace::current());
         metrics.histogram(AR_BATCH_ROWS).observe(2.0);
         metrics
-            .told::<3>(WORKER_INFO)
-            .tell(["w", "cpu", "r"].map(str::to_owned));
+            .told::<4>(WORKER_INFO)
+            .tell(["w", "h", "cpu", "r"].map(str::to_owned));
         let text = metrics.exposition().unwrap();
         for line in [
             "fresco_jobs_accepted_total 1\n",
@@ -360,7 +360,7 @@ mod tests {
             "fresco_stage_run_seconds_bucket{le=\"0.5\",stage=\"ar\"} 1\n",
             "fresco_ar_batch_rows_count 1\n",
             "# UNIT fresco_stage_run_seconds seconds\n",
-            "fresco_worker_info{worker=\"w\",device=\"cpu\",model_revision=\"r\"} 1.0\n",
+            "fresco_worker_info{worker=\"w\",host=\"h\",device=\"cpu\",model_revision=\"r\"} 1.0\n",
             "# EOF\n",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
