@@ -264,9 +264,8 @@ def tracing():
         panel("In the queue", "p95 from sending a message to working on it.", "s",
               query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
                                                         "le, client, server") + ")", "{{client}} to {{server}}"), width=6),
-        panel("Spans without partners", "Trace context that is lost somewhere: should be 0.", "short",
-              query("sum by (client, server) (increase(traces_service_graph_unpaired_spans_total[5m]))",
-                    "{{client}} to {{server}}"), width=6),
+        panel("Messages without a trace", "What became of them is a trace of its own: 0, but for dead letters that are replayed.",
+              "short", query("sum by (instance) (increase(fresco_messages_untraced_total[5m]))", "{{instance}}"), width=6),
     ]
     red = [
         panel("Rate", "Spans per second.", "reqps",

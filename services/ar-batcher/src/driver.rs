@@ -220,6 +220,9 @@ impl Driver {
             tracing::info!(%job, "another message of a held request, acking it");
             return self.hands.ack(delivery.lease);
         }
+        if !delivery.is_traced() {
+            self.bench.counters.worker.untraced.inc();
+        }
         self.admitting.insert(job, class);
         let (bench, span) = (Arc::clone(&self.bench), delivery.span());
         let admit = async move {

@@ -102,6 +102,9 @@ impl Worker<'_> {
     }
 
     async fn serve(&mut self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
+        if !delivery.is_traced() {
+            self.counters.worker.untraced.inc();
+        }
         let (claim, publisher) = (tracing::debug_span!(span::CLAIM), delivery.publisher());
         let Delivery {
             subject,

@@ -50,6 +50,11 @@ impl Delivery {
         span
     }
 
+    /// Whether it came with the trace of who published it.
+    pub fn is_traced(&self) -> bool {
+        self.context.span().span_context().is_valid()
+    }
+
     /// Who published it, for what is to be told beside [`Delivery::span`].
     pub fn publisher(&self) -> Publisher {
         Publisher(self.context.clone())

@@ -237,6 +237,8 @@ async fn two_engines_of_one_batcher_share_the_load() {
     }
     let calls = site.calls();
     assert_eq!(calls.iter().sum::<usize>(), 12);
+    // Who publishes here has no trace.
+    assert!(site.says("fresco_messages_untraced_total 12"));
     assert!(calls.iter().all(|calls| *calls >= 3), "{calls:?}");
 }
 

@@ -22,6 +22,7 @@ async fn the_publishers_trace_context_comes_with_the_message_a18() {
     site.enqueue(&denoise_job(1)).with_context(context).await;
     let mut queue = site.queue().await;
     let delivery = within("delivered", queue.next()).await;
+    assert!(delivery.is_traced());
     let span = delivery.context.span();
     let received = span.span_context();
     assert_eq!(

@@ -205,6 +205,8 @@ catalog! {
         "Outputs that run on this worker's engines";
     REDELIVERIES = Counter, "fresco_redeliveries", ["stage", "reason"], WORKERS,
         "Messages that came once more, by what became of the attempt before: lost, failed, given_back, or untouched";
+    MESSAGES_UNTRACED = Counter, "fresco_messages_untraced", [], WORKERS,
+        "Messages that came without the trace of who stored them: what became of them is a trace of its own";
     OUTPUTS_DEAD = Counter, "fresco_outputs_dead", [], WORKERS,
         "Outputs given up as dead letters";
     RESULTS_SUPPRESSED = Counter, "fresco_results_suppressed", [], WORKERS,

@@ -7,9 +7,9 @@ use protocol::WorkerState;
 use super::{
     Counter, Gauge, Labelled, Metrics, Told,
     catalog::{
-        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, OUTPUTS_DEAD, PROCESS_START,
-        QUARANTINES, REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, TRANSITIONS_REFUSED,
-        WORKER_INFO, WORKER_STATE,
+        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, MESSAGES_UNTRACED,
+        OUTPUTS_DEAD, PROCESS_START, QUARANTINES, REDELIVERIES, RESIDENT_MEMORY,
+        RESULTS_SUPPRESSED, TRANSITIONS_REFUSED, WORKER_INFO, WORKER_STATE,
     },
     number, raise,
 };
@@ -72,6 +72,8 @@ pub struct Worker {
     state: Labelled<Gauge, 1>,
     stage: &'static str,
     redeliveries: Labelled<Counter, 2>,
+    /// Messages without the trace of who stored them.
+    pub untraced: Counter,
     /// Outputs on its engines.
     pub inflight: Gauge,
     /// Given up.
@@ -117,6 +119,7 @@ impl Worker {
             state: metrics.gauges(WORKER_STATE),
             stage,
             redeliveries: redeliveries.from_zero(reasons.map(|reason| [stage, reason])),
+            untraced: metrics.counter(MESSAGES_UNTRACED),
             inflight: metrics.gauges(INFLIGHT).of([stage]),
             dead: metrics.counter(OUTPUTS_DEAD),
             suppressed: metrics.counter(RESULTS_SUPPRESSED),
