@@ -17,7 +17,7 @@ use service::metrics::catalog::{ALL, Spec};
 use tempfile::TempDir;
 
 /// What Prometheus adds to every series of ours, or makes of a histogram.
-const ADDED: [&str; 3] = ["instance", "job", "le"];
+const ADDED: [&str; 4] = ["instance", "job", "deployment", "le"];
 
 /// Runs a program of the PATH that has to succeed.
 fn run(program: &str, arguments: &[&str], folder: &std::path::Path) -> String {
@@ -79,6 +79,12 @@ fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
     let samples = samples();
     for (place, query) in queries() {
         let of_query = names(&query, "fresco_");
+        let of_deployment = query.matches(r#"deployment=~"$deployment"}"#).count();
+        let asked = query.matches("fresco_").count();
+        assert!(
+            of_deployment >= asked,
+            "{place}: {query} sees other deployments"
+        );
         let mut known: BTreeSet<&str> = ADDED.into_iter().collect();
         known.extend(of_query.iter().flat_map(|name| samples[name].labels));
         let unknown: Vec<_> = labels(&query)

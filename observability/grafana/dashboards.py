@@ -179,7 +179,7 @@ def workers():
               query("sum by (instance) (increase(fresco_quarantines_total[10m]))", "{{instance}}")),
         panel("Answers to scrapes", "1 for a process that answers, 0 for one that does not, and whether it has its broker.",
               "short",
-              [query('up{job="fresco"}', "{{instance}}"),
+              [query('up{job="fresco", deployment=~"$deployment"}', "{{instance}}"),
                query("fresco_broker_connected", "{{instance}} has its broker")]),
     ]
     return dashboard("fresco-workers", "Fresco / Workers", "Who works, how fast, and who does not.",

@@ -4,8 +4,14 @@ A panel says what it shows and in which unit; where it lies follows from the ord
 every healthy deployment with work: the scenario test fails when such a panel is empty, not a number or constant.
 """
 
+import re
+
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 TEMPO = {"type": "tempo", "uid": "${tempo}"}
+
+# A label of the scrape, where several deployments share a Prometheus; without it Grafana asks for "" and finds all.
+DEPLOYMENT = 'deployment=~"$deployment"'
+OURS = re.compile(r"\b(fresco_\w+)(?:\{([^}]*)\})?")
 
 # Grafana's grid.
 COLUMNS = 24
@@ -27,7 +33,21 @@ def traceql(query, *, kind="traceql", **more):
     return {"datasource": TEMPO, "queryType": kind, "query": query, "limit": 20, "tableType": "traces", **more}
 
 
+def deployments():
+    """The deployment that whoever opens the dashboard chooses."""
+    values = "label_values(fresco_build_info, deployment)"
+    return {"name": "deployment", "type": "query", "datasource": PROMETHEUS, "label": "Deployment", "hide": 0,
+            "query": {"query": values, "refId": "deployment"}, "definition": values, "refresh": 2, "sort": 1,
+            "includeAll": False, "multi": False, "current": {}, "options": []}
+
+
+def of_deployment(expr):
+    """The same of one deployment: each of our metrics is asked for with its label."""
+    return OURS.sub(lambda found: f"{found[1]}{{{', '.join(filter(None, [found[2], DEPLOYMENT]))}}}", expr)
+
+
 def query(expr, legend="", **more):
+    expr = of_deployment(expr)
     return {"datasource": PROMETHEUS, "expr": expr, "legendFormat": legend, **more}
 
 
@@ -113,7 +133,7 @@ def dashboard(uid, title, description, rows, variables):
         "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": variables},
+        "templating": {"list": [*variables, deployments()]},
         "links": [{"type": "dashboards", "title": "Fresco", "tags": ["fresco"], "asDropdown": True, "keepTime": True}],
         "annotations": {"list": []},
         "panels": placed,

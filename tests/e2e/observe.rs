@@ -121,6 +121,7 @@ async fn fault(prometheus: &Prometheus, queries: &[String], seconds: u64) -> Opt
     let mut moves = false;
     for query in queries {
         let query = query.replace("$__rate_interval", "10s");
+        let query = query.replace("$deployment", "e2e");
         let series = prometheus.last(&query, seconds).await;
         if !series.iter().any(|series| !series.values.is_empty()) {
             return Some(format!("empty, or not a number: {query}"));

@@ -82,7 +82,8 @@ impl Prometheus {
         targets.dedup();
         // Whole or not at all: it may be read at any moment.
         let fresh = self.folder.path().join("targets.part");
-        let text = json!([{ "targets": targets }]).to_string();
+        let labels = json!({ "deployment": "e2e" });
+        let text = json!([{ "targets": targets, "labels": labels }]).to_string();
         fs::write(&fresh, text).expect("the folder is ours");
         fs::rename(fresh, file).expect("the folder is ours");
     }
