@@ -220,13 +220,18 @@ fn age(at: Option<UnixMillis>, now: UnixMillis) -> f64 {
     Duration::from_millis(ms).as_secs_f64()
 }
 
-/// What an output accepted now waits, by class: until what is in front of it is done, at the rate measured lately. A
-/// request counts as one output, as nobody but its reader knows how many it has.
+/// What an output accepted now waits, by class: until what is in front of it is done, at the rate measured lately. What
+/// workers hold is in front of it too: batchers hold as many requests again as they run. A request counts as one output,
+/// as nobody but its reader knows how many it has.
 fn etas(measures: &Measures, per_second: Option<f64>) -> Vec<(PriorityClass, f64)> {
     let Some(per_second) = per_second.filter(|rate| *rate > 0.0) else {
         return Vec::new();
     };
-    let mut before = measures.denoise.depth.queued;
+    let denoise = measures.denoise.depth;
+    // A denoiser that waits for work is behind nobody.
+    let painted = if denoise.idle > 0 { 0 } else { denoise.held };
+    let in_ar: u64 = measures.ar.iter().map(|(_, ar)| ar.depth.held).sum();
+    let mut before = denoise.queued.saturating_add(painted).saturating_add(in_ar);
     let in_order = measures.ar.iter();
     in_order
         .map(|(class, measure)| {
@@ -304,9 +309,27 @@ mod tests {
         assert_eq!(etas(&measures, Some(0.0)), []);
         let etas = etas(&measures, Some(2.0));
         let of = |class| etas.iter().find(|(of, _)| *of == class).unwrap().1;
-        assert_eq!(of(PriorityClass::High), 2.0);
-        assert_eq!(of(PriorityClass::Standard), 4.0);
-        assert_eq!(of(PriorityClass::Low), 4.0);
+        // Three wait and one is painted, three are held by batchers, and then who waits by class.
+        assert_eq!(of(PriorityClass::High), 4.0);
+        assert_eq!(of(PriorityClass::Standard), 6.0);
+        assert_eq!(of(PriorityClass::Low), 6.0);
+    }
+
+    #[test]
+    fn who_is_let_in_while_a_denoiser_idles_does_not_wait_for_what_others_paint() {
+        let mut measures = seen(None).measures;
+        measures.denoise = QueueMeasure {
+            depth: QueueDepth {
+                queued: 0,
+                held: 7,
+                idle: 1,
+            },
+            ..measures.denoise
+        };
+        for (_, measure) in &mut measures.ar {
+            measure.depth = QueueDepth::default();
+        }
+        assert!(etas(&measures, Some(1.0)).iter().all(|(_, eta)| *eta == 0.0));
     }
 
     #[test]

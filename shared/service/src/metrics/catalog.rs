@@ -176,7 +176,7 @@ catalog! {
     QUEUE_OLDEST = Gauge, "fresco_queue_oldest_seconds", ["stage", "class"], GATEWAY,
         "Age of the oldest message that waits for a worker; 0 where none does";
     QUEUE_ETA = Gauge, "fresco_queue_eta_seconds", ["class"], GATEWAY,
-        "Forecast of what an output accepted now waits, at the rate measured lately; absent before one was";
+        "Forecast of what an output accepted now waits for what is queued or held, at the rate measured lately; absent before one was";
     OUTPUTS_OPEN = Gauge, "fresco_outputs_open", [], GATEWAY,
         "Outputs accepted here that have not ended";
     DEAD_LETTER_DEPTH = Gauge, "fresco_dead_letter_depth", [], GATEWAY,
