@@ -19,7 +19,7 @@ use tracing::Span;
 use crate::{
     counters::JobKind,
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
-    outcome::{Cause, Ended, EndedByOutput, ending},
+    outcome::{Cause, Ended, EndedByOutput, ending, is_known},
     reply::ApiError,
     rooms::Room,
     submit::{Order, prior_gone},
@@ -258,7 +258,8 @@ impl Following<'_> {
     /// Counted where it was let in, so that a job that several gateways follow counts once.
     fn count(&self) {
         let ended = self.ended.borrow();
-        if self.room.is_none() || ended.len() < self.record.outputs.len() {
+        let whole = ended.len() == self.record.outputs.len();
+        if self.room.is_none() || !whole || !ended.values().all(|end| is_known(&end.outcome)) {
             return;
         }
         let states: Vec<_> = ended.values().map(|end| ending(end).state()).collect();
@@ -281,11 +282,7 @@ impl Following<'_> {
         for result in &late {
             self.take(result);
         }
-        let known = |result: &OutputResult| {
-            let code = result.outcome.as_ref().err().map(|error| error.code);
-            code != Some(ErrorCode::BusUnavailable)
-        };
-        if !late.iter().all(known) {
+        if !late.iter().all(|result| is_known(&result.outcome)) {
             return;
         }
         // Nobody has to pull it only to find that out.
@@ -317,7 +314,7 @@ impl Following<'_> {
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
         }
-        if self.room.is_some() {
+        if self.room.is_some() && is_known(&result.outcome) {
             let (ending, total) = (Ending::of(&result.outcome), self.accepted.elapsed());
             let counters = &self.jobs.counters;
             counters.output_ended(ending, &result.timings, unix_millis(), total);

@@ -140,7 +140,27 @@ impl Cause {
     }
 }
 
+/// Whether it is known how an output ended. Not while the broker does not say: it may be a picture, and counts as nothing.
+pub(crate) fn is_known<T>(outcome: &Result<T, JobError>) -> bool {
+    let code = outcome.as_ref().err().map(|error| error.code);
+    code != Some(ErrorCode::BusUnavailable)
+}
+
 /// How an ended output ended.
 pub(crate) fn ending(ended: &Ended) -> Ending {
     Ending::of(&ended.outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_the_broker_does_not_tell_counts_as_none() {
+        for code in ErrorCode::ALL {
+            let ended: Result<(), _> = Err(JobError::new(code, "text"));
+            assert_eq!(is_known(&ended), code != ErrorCode::BusUnavailable, "{code}");
+        }
+        assert!(is_known(&Ok(())));
+    }
 }

@@ -154,7 +154,7 @@ catalog! {
         ["outcome", "size_class", "class"], GATEWAY,
         "From accepting a request to the end of its last output; size classes end at 512, 1024 and 1536 pixels squared";
     OUTPUT_DURATION = Histogram(JOB_SECONDS), "fresco_output_duration_seconds", ["outcome"], GATEWAY,
-        "From accepting a request to the end of each output";
+        "From accepting a request to the end of each output, where it is known how it ended";
     STAGE_WAIT = Histogram(JOB_SECONDS), "fresco_stage_wait_seconds", ["stage"], GATEWAY,
         "What a finished picture waited for a stage: ar, denoise, or as a result for its gateway";
     STAGE_RUN = Histogram(JOB_SECONDS), "fresco_stage_run_seconds", ["stage"], GATEWAY,
