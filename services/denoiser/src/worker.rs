@@ -135,7 +135,10 @@ impl Worker<'_> {
                 self.rest(output, &error, lease);
                 return Ok(());
             }
-            None => return Ok(()),
+            None => {
+                self.gives_back();
+                return Ok(());
+            }
         };
         self.count_redelivery(delivered, &facts.life);
         let asking = Asking {
@@ -177,6 +180,13 @@ impl Worker<'_> {
         Ok(())
     }
 
+    /// The attempt ends unfinished, and nobody is to blame. An output that is left to another worker, because this one has
+    /// failed at it, is no such: it comes by every half second until somebody takes it.
+    fn gives_back(&self) {
+        self.counters.given_back.inc();
+        ended_as(value::GIVEN_BACK);
+    }
+
     fn count_redelivery(&self, delivered: u64, life: &OutputLife) {
         if delivered > 1 {
             let why = Redelivery::of(life, WorkStage::Denoise);
@@ -187,8 +197,7 @@ impl Worker<'_> {
     /// A broker that does not answer says nothing about the output: it comes again.
     fn rest(&self, output: OutputId, error: &BusError, lease: Lease) {
         tracing::warn!(%output, error = %chain(error), "message broker does not answer, giving the output back");
-        self.counters.given_back.inc();
-        ended_as(value::GIVEN_BACK);
+        self.gives_back();
         lease.nak(Some(REST));
     }
 
@@ -243,7 +252,7 @@ impl Worker<'_> {
                 self.rest(job.output, &error, lease);
             }
             None => {
-                ended_as(value::GIVEN_BACK);
+                self.gives_back();
                 self.note_given_back(job.output).await;
             }
         }
@@ -346,8 +355,7 @@ impl Worker<'_> {
                 ended_as(value::ENDED_ELSEWHERE);
             }
             None => {
-                ended_as(value::GIVEN_BACK);
-                self.counters.given_back.inc();
+                self.gives_back();
                 self.note_given_back(output).await;
                 return lease.nak(None);
             }

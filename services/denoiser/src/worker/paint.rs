@@ -125,8 +125,7 @@ impl Worker<'_> {
         match interruption {
             Interruption::Draining => {
                 // At once: the step that is running may take longer than the grace period.
-                self.counters.given_back.inc();
-                ended_as(value::GIVEN_BACK);
+                self.gives_back();
                 self.note_given_back(output).await;
                 lease.nak(None);
                 return Ok(());
@@ -192,7 +191,10 @@ impl Worker<'_> {
                 instants.denoised_at = Some(denoise_finished_at);
                 Ok(image)
             }
-            Err(NotPainted::Stopped) => return lease.nak(None),
+            Err(NotPainted::Stopped) => {
+                self.gives_back();
+                return lease.nak(None);
+            }
             Err(NotPainted::Failed(error)) if is_retried(error.code) => {
                 return self.attempt_failed(job, error, lease).await;
             }

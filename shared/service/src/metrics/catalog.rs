@@ -252,7 +252,7 @@ catalog! {
     ATTEMPTS_FAILED = Counter, "fresco_attempts_failed", [], DENOISER,
         "Attempts that failed and left the output to another one";
     OUTPUTS_GIVEN_BACK = Counter, "fresco_outputs_given_back", [], DENOISER,
-        "Outputs given back unfinished";
+        "Outputs given back unfinished: by a worker that stops, or that its broker does not answer";
     OUTPUTS_STOPPED = Counter, "fresco_outputs_stopped", [], DENOISER,
         "Outputs stopped because they had a result: cancelled, expired, or painted by another worker";
     DENOISE_STEP = Histogram(STEP_SECONDS), "fresco_denoise_step_seconds", [], DENOISER,
