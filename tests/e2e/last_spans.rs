@@ -63,6 +63,10 @@ async fn an_attempt_that_sigterm_interrupts_is_told_although_its_device_works_on
     let attempt = attempt(&collector).await;
     assert_eq!(attempt.text(attribute::OUTCOME), Some(value::GIVEN_BACK));
     assert!(!attempt.failed());
+    // As whoever published it calls it.
+    let subject = attempt.text(attribute::MESSAGING_DESTINATION_NAME);
+    let subject = subject.unwrap_or_default();
+    assert!(subject.starts_with("e2e.dn.standard."), "{subject}");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
+use protocol::Prefix;
 use tokio::{
     sync::{mpsc::OwnedPermit, watch},
     time::{Instant, sleep, timeout},
@@ -73,6 +74,11 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
+    /// Of the deployment that its message is of.
+    pub(crate) fn prefix(&self) -> &Prefix {
+        self.bus.prefix()
+    }
+
     pub(crate) fn new(parts: LeaseParts) -> Self {
         let LeaseParts {
             bus,

@@ -23,19 +23,20 @@ impl Delivery {
     /// A consumer span, child of the span that published the message: one span per attempt.
     pub fn span(&self) -> Span {
         let subject = &self.subject;
+        let destination = self.lease.prefix().subject(subject);
         // Signed: of other whole numbers the layer makes texts.
         let delivered = i64::try_from(self.delivered).unwrap_or(i64::MAX);
         let span = match subject {
             Subject::Ar(..) => info_span!(
                 span::PROCESS_AR,
                 otel.kind = "consumer",
-                { attribute::MESSAGING_DESTINATION_NAME } = %subject,
+                { attribute::MESSAGING_DESTINATION_NAME } = destination,
                 { attribute::MESSAGING_NATS_DELIVERED_COUNT } = delivered,
             ),
             Subject::Denoise(..) => info_span!(
                 span::PROCESS_DENOISE,
                 otel.kind = "consumer",
-                { attribute::MESSAGING_DESTINATION_NAME } = %subject,
+                { attribute::MESSAGING_DESTINATION_NAME } = destination,
                 { attribute::MESSAGING_NATS_DELIVERED_COUNT } = delivered,
             ),
             // No queue has such a message.
@@ -151,7 +152,8 @@ impl Publisher {
             .with_attributes(attributes);
         let mut lost = tracer.build_with_context(lost, &self.0);
         lost.set_status(Status::error(value::WORKER_LOST));
-        lost.end_with_timestamp(wall_clock(now));
+        // By two clocks: a span that ends before it starts is none.
+        lost.end_with_timestamp(wall_clock(now.max(attempt.started_at)));
     }
 }
 
