@@ -113,7 +113,7 @@ def pipeline():
         panel("Slots", "Outputs on AR engines, that wait in batchers, and that could run at once.", "short",
               [query('sum(fresco_inflight{stage="ar"})', "running"), query("sum(fresco_ar_rows_waiting)", "waiting"),
                query("sum(fresco_ar_slots)", "slots")], must=True),
-        panel("Rows", "Outputs through the AR stage per minute.", "short",
+        panel("Rows", "Outputs through AR engines per minute; those whose prior tokens were stored need none.", "short",
               [query(per_minute("fresco_ar_rows_started_total"), "started"),
                query(per_minute("fresco_ar_rows_finished_total"), "finished"),
                query(per_minute("fresco_ar_rows_failed_total"), "failed"),

@@ -120,12 +120,14 @@ impl Bench {
 
     /// Stores an output's error as its result, however long the broker takes.
     pub(crate) async fn answer(&self, result: &OutputResult) {
-        if let Err(error) = &result.outcome {
-            spans::fail(&tracing::Span::current(), error.code);
-        }
         loop {
             match self.member.bus.put_result(result).await {
-                Ok(Fence::First) => return,
+                Ok(Fence::First) => {
+                    if let Err(error) = &result.outcome {
+                        spans::fail(&tracing::Span::current(), error.code);
+                    }
+                    return;
+                }
                 Ok(Fence::Taken) => {
                     self.counters.worker.suppressed.inc();
                     return tracing::info!(output = %result.output, "another result was first");

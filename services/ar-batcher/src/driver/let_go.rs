@@ -25,7 +25,9 @@ impl Driver {
                 continue;
             };
             if held.lease.is_lost() {
-                gone.extend(self.abandon(job));
+                let lost = self.abandon(job);
+                self.withdrew(lost.len());
+                gone.extend(lost);
                 continue;
             }
             let ended = held.ended();
@@ -40,8 +42,7 @@ impl Driver {
             for output in &late {
                 self.refuse_late(*output);
             }
-            let count = u64::try_from(ended.len() + late.len()).unwrap_or(u64::MAX);
-            self.bench.counters.withdrawn.inc_by(count);
+            self.withdrew(ended.len() + late.len());
             gone.extend(ended.into_iter().chain(late));
             self.close_if_done(job);
         }
@@ -52,6 +53,10 @@ impl Driver {
         self.pass(Event::Withdrawn(gone));
         self.stop_unneeded();
         self.changed();
+    }
+
+    fn withdrew(&self, outputs: usize) {
+        self.bench.counters.withdrawn.inc_by(outputs as u64);
     }
 
     fn abandon(&mut self, job: JobId) -> Vec<OutputId> {

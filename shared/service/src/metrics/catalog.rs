@@ -222,7 +222,7 @@ catalog! {
     AR_ROWS_STARTED = Counter, "fresco_ar_rows_started", [], BATCHER,
         "Outputs that an AR engine took";
     AR_ROWS_FINISHED = Counter, "fresco_ar_rows_finished", [], BATCHER,
-        "Outputs with prior tokens";
+        "Outputs whose prior tokens an AR engine wrote; those that were stored, or came along, are none";
     AR_ROWS_FAILED = Counter, "fresco_ar_rows_failed", [], BATCHER,
         "Rows that the AR engine failed at";
     AR_ROWS_WITHDRAWN = Counter, "fresco_ar_rows_withdrawn", [], BATCHER,
