@@ -85,7 +85,7 @@ def pipeline():
         f"sum by (stage) (rate({metric}_sum{INTERVAL})) / on() group_left() {pictures}", f"{name} {{{{stage}}}}")
     whole = [
         stacked("Where the time goes", "Mean seconds of a finished picture, by stage, as wait and as run. The parts are "
-                "the whole: what they miss is drawn too.", "s",
+                "the whole; where clocks differ so that they are not, by how much is drawn on top, whichever is more.", "s",
                 [share("fresco_stage_wait_seconds", "wait"), share("fresco_stage_run_seconds", "run"),
                  query(mean("fresco_unattributed_seconds"), "unattributed")], must=True, width=16, height=10),
         panel("Nobody's time", "By how much waits and runs miss the whole: clocks that differ between machines.", "s",
@@ -143,13 +143,24 @@ def pipeline():
                       ("Denoising", denoise)], [PROMETHEUS])
 
 
+STATES = ["loading", "idle", "busy", "quarantined", "draining"]
+
+
+def state_number():
+    """The state of each process as a number from 1: a timeline shows values, not labels."""
+    numbers = (f'fresco_worker_state{{state="{state}"}} * {number}' for number, state in enumerate(STATES, start=1))
+    return f"sum by (instance) ({' or '.join(numbers)})"
+
+
 def workers():
     named = lambda expr: f"{expr} * on (instance) group_left (worker) fresco_worker_info"
     fleet = [
         stacked("Workers by state", "Who shows signs of life at the broker, on the average of what gateways see.", "short",
                 query("avg by (role, state) (fresco_workers) > 0", "{{role}} {{state}}"), must=True),
-        panel("States", "Each worker over time.", "short",
-              query(named("(fresco_worker_state == 1)"), "{{worker}} {{state}}"), kind="state-timeline", width=16),
+        panel("States", "Each worker over time, from loading its model to draining.", "short",
+              query(state_number(), "{{instance}}"), kind="state-timeline", width=16,
+              defaults={"mappings": [{"type": "value", "options": {
+                  str(number): {"text": state, "index": number} for number, state in enumerate(STATES, start=1)}}]}),
         panel("Busy", "Outputs that run on each worker's engines.", "short",
               query(named("sum by (instance) (fresco_inflight)"), "{{worker}}"), must=True),
         panel("Device busy", "Share of the time that each denoiser's device painted.", "percentunit",
@@ -219,7 +230,7 @@ def reliability():
                      "{{stream}}, messages"),
                query("max by (stream) (fresco_stream_bytes) / max by (stream) (fresco_stream_max_bytes)",
                      "{{stream}}, bytes")]),
-        panel("Reconnects", "Connections to the broker in five minutes, beyond the first.", "short",
+        panel("Reconnects", "Connections to the broker in five minutes; the first one of a process that starts is one.", "short",
               query("sum by (instance) (increase(fresco_broker_connections_total[5m]))", "{{instance}}")),
         panel("Looks that failed", "Scrapes for which the broker did not say how its queues are.", "short",
               query(per_minute("fresco_broker_looks_failed_total"), "looks")),

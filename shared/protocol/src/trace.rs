@@ -60,7 +60,7 @@ pub mod attribute {
     pub const SERVICE_NAMESPACE: &str = "service.namespace";
     /// The worker's name, as the fleet knows it.
     pub const SERVICE_INSTANCE_ID: &str = "service.instance.id";
-    /// Of our own.
+    /// Of the program.
     pub const SERVICE_VERSION: &str = "service.version";
 
     /// What went wrong: an `ErrorCode`, or what no client hears of.
