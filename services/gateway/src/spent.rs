@@ -56,12 +56,16 @@ impl Spent {
     }
 }
 
+/// Labels of sizes.
+pub(crate) const SIZE_CLASSES: [&str; 4] = ["small", "medium", "large", "huge"];
+
 /// The label of a size: what a picture costs grows with its pixels, and there are hundreds of sizes.
 pub(crate) fn size_class(size: ImageSize) -> &'static str {
     let pixels = u64::from(size.width()) * u64::from(size.height());
-    let classes = [(512, "small"), (1024, "medium"), (1536, "large")];
+    let [small, medium, large, huge] = SIZE_CLASSES;
+    let classes = [(512, small), (1024, medium), (1536, large)];
     let class = classes.iter().find(|(side, _)| pixels <= side * side);
-    class.map_or("huge", |(_, class)| class)
+    class.map_or(huge, |(_, class)| class)
 }
 
 #[cfg(test)]
