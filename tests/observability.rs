@@ -47,6 +47,21 @@ fn queries() -> Vec<(String, String)> {
         .collect()
 }
 
+/// The conditions of alerts, each with its alert.
+fn conditions() -> Vec<(String, String)> {
+    let text = alerts();
+    let rules = text.split("- alert: ").skip(1);
+    rules
+        .map(|rule| {
+            let name = rule.lines().next().unwrap_or_default().to_owned();
+            let condition = rule.split("expr:").nth(1).unwrap();
+            let ends = ["\n        for:", "\n        labels:"].map(|end| condition.find(end));
+            let end = ends.into_iter().flatten().min().unwrap();
+            (name, condition[..end].to_owned())
+        })
+        .collect()
+}
+
 /// Name of a sample → its metric.
 fn samples() -> BTreeMap<String, Spec> {
     let of = |spec: &Spec| {
@@ -77,14 +92,19 @@ fn dashboards_and_alerts_ask_for_what_there_is_and_for_all_of_it() {
 #[test]
 fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
     let samples = samples();
-    for (place, query) in queries() {
-        let of_query = names(&query, "fresco_");
+    let panels = queries();
+    for (place, query) in &panels {
         let of_deployment = query.matches(r#"deployment=~"$deployment"}"#).count();
         let asked = query.matches("fresco_").count();
         assert!(
             of_deployment >= asked,
             "{place}: {query} sees other deployments"
         );
+    }
+    let conditions = conditions();
+    assert!(conditions.len() > 10, "{conditions:?}");
+    for (place, query) in panels.into_iter().chain(conditions) {
+        let of_query = names(&query, "fresco_");
         let mut known: BTreeSet<&str> = ADDED.into_iter().collect();
         known.extend(of_query.iter().flat_map(|name| samples[name].labels));
         let unknown: Vec<_> = labels(&query)
