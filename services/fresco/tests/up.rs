@@ -19,6 +19,7 @@ use nix::{
 use protocol::{PriorityClass, WorkerPresence};
 use tempfile::TempDir;
 use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
@@ -68,18 +69,30 @@ impl Site {
     }
 
     fn up_with(&self, flags: &[&str]) -> Child {
+        let mut up = self.command(flags);
+        up.arg("--model").arg(self.path("model"));
+        up.spawn().expect("fresco is built")
+    }
+
+    /// With a fleet's file.
+    fn up_fleet(&self, text: &str) -> Child {
+        let file = self.path("fleet.toml");
+        fs::write(&file, text).expect("a writable folder");
+        let mut up = self.command(&[]);
+        up.arg("--fleet").arg(file);
+        up.spawn().expect("fresco is built")
+    }
+
+    fn command(&self, flags: &[&str]) -> Command {
         let mut up = Command::new(env!("CARGO_BIN_EXE_fresco"));
         up.arg("up").args(flags);
-        up.arg("--model")
-            .arg(self.path("model"))
-            .arg("--data")
-            .arg(self.path("data"));
+        up.arg("--data").arg(self.path("data"));
         up.arg("--bin-dir").arg(self.path("bin"));
         up.stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        up.spawn().expect("fresco is built")
+        up
     }
 
     /// Two denoisers that hold what they get for ever, and how to reach their broker.
@@ -245,6 +258,48 @@ async fn a_service_that_cannot_work_ends_the_start_with_its_words() {
         said(&output)
     );
     assert_eq!(holders(&site.path("data/children.lock")), []);
+}
+
+/// A fleet on two devices, of which the first cannot be used.
+const ONE_BROKEN: &str = r#"
+engine = "replay"
+times = "none"
+[pin]
+variable = "FRESCO_TEST_DEVICE"
+device = "any"
+[gateway]
+listen = "127.0.0.1:0"
+[ar]
+[denoisers]
+devices = [2, 3]
+"#;
+
+#[tokio::test]
+async fn a_broken_device_is_told_and_leaves_the_others_at_work() {
+    let site = Site::new();
+    let broken =
+        "[ $FRESCO_TEST_DEVICE = 2 ] && { echo 'fresco-denoiser: no such device' >&2; exit 2; }";
+    site.program("fresco-denoiser", &format!("{broken}\n{WORKS}"));
+    let mut up = site.up_fleet(ONE_BROKEN);
+    let mut told = BufReader::new(up.stderr.take().expect("it is piped")).lines();
+    let line = timeout(START_MAX, async {
+        loop {
+            let line = told
+                .next_line()
+                .await
+                .expect("it is text")
+                .expect("it goes on");
+            if line.contains("denoiser-2") && line.contains("no such device") {
+                return line;
+            }
+        }
+    });
+    println!("{}", line.await.expect("it is told"));
+    let processes = site.processes().await;
+    signal(&up, Signal::SIGTERM);
+    let status = timeout(START_MAX, up.wait()).await.expect("it ends");
+    assert!(status.expect("it ran").success());
+    assert!(processes.iter().all(gone));
 }
 
 #[tokio::test]

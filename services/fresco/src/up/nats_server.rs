@@ -155,7 +155,10 @@ const PASSWORD_BYTES: usize = 16;
 /// The password of the broker's system account. Kept, so that a `fresco watch` started by hand outlives a restart.
 pub(crate) fn system_password(data: &Path) -> io::Result<String> {
     let file = data.join("system.password");
-    if let Ok(kept) = fs::read_to_string(&file) {
+    // A power cut may leave a file without its text.
+    if let Ok(kept) = fs::read_to_string(&file)
+        && kept.len() == 2 * PASSWORD_BYTES
+    {
         return Ok(kept);
     }
     let mut bytes = [0; PASSWORD_BYTES];
@@ -270,10 +273,14 @@ jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 
             assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
         }
         let other = tempfile::tempdir().expect("a temporary folder");
+        let emptied = other.path().join("system.password");
+        fs::write(emptied, "").expect("a writable folder");
         assert_ne!(
             system_password(other.path()).expect("a writable folder"),
             password
         );
+        let anew = system_password(other.path()).expect("it is there");
+        assert_eq!(anew.len(), 2 * PASSWORD_BYTES, "a power cut emptied it");
     }
 
     /// A program that answers `--version` like a nats-server.

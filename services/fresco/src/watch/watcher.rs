@@ -22,7 +22,18 @@ pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), Bu
             // Events first: some came while the last one's work was given back, and who is back is not dead.
             biased;
             event = system.next() => match event {
-                Some(event) => event,
+                Some(SystemEvent::Connected(worker, connection)) => {
+                    Event::Connected(worker, connection)
+                }
+                Some(SystemEvent::Disconnected(worker, connection)) => {
+                    Event::Disconnected(worker, connection)
+                }
+                Some(SystemEvent::Blind) => Event::Blind,
+                Some(SystemEvent::Watching) => {
+                    patience = None;
+                    tracing::info!("watching the connections of workers");
+                    continue;
+                }
                 None => return Ok(()),
             },
             () = until(absences.next_timer()) => Event::Timer,
@@ -32,18 +43,6 @@ pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), Bu
                 terminal::note(format_args!(
                     "no system account at {} yet: its address and credentials are tried on", shown.join(", ")
                 ));
-                continue;
-            }
-        };
-        let event = match event {
-            SystemEvent::Connected(worker, connection) => Event::Connected(worker, connection),
-            SystemEvent::Disconnected(worker, connection) => {
-                Event::Disconnected(worker, connection)
-            }
-            SystemEvent::Blind => Event::Blind,
-            SystemEvent::Watching => {
-                patience = None;
-                tracing::info!("watching the connections of workers");
                 continue;
             }
         };
