@@ -16,6 +16,7 @@ mod flood;
 mod idempotency;
 mod last_spans;
 mod life;
+mod log_filter;
 mod observe;
 mod peer_faults;
 mod picture;

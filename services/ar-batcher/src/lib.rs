@@ -161,12 +161,8 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     let metrics = Metrics::new(Role::ArBatcher);
     let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
     let cache_counters = CacheCounters::register(&metrics);
-    let serve = |metrics| {
-        service::health::serve(args.shell.health_listen, health.clone(), metrics, shutdown)
-    };
-    let health_address = serve(metrics.clone())
-        .await
-        .map_err(|error| Failure::failed(&error))?;
+    let serve = |metrics| service::health::serve(&args.shell, health.clone(), metrics, shutdown);
+    let health_address = serve(metrics.clone()).await?;
     let health_address = service::address::advertised(health_address, args.shell.advertise)
         .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");

@@ -35,6 +35,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     let shell = ShellArgs {
         health_listen: ([127, 0, 0, 1], 0).into(),
         advertise: None,
+        admin_key: None,
         log_filter: cli.log_filter,
         log_format: LogFormat::Text,
         grace: Duration::ZERO,

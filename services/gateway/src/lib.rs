@@ -57,7 +57,7 @@ use anyhow::Context;
 use messaging::{Access, Bus, BusConfig, Results};
 use protocol::{Role, WorkerId};
 use service::{
-    Health, Shutdown,
+    Health, ShellArgs, Shutdown,
     metrics::{Metrics, Process},
 };
 use tokio::{
@@ -96,7 +96,7 @@ pub async fn run(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::
 pub struct Running {
     /// Where the API is.
     pub address: SocketAddr,
-    /// Where it answers probes and `/metrics`.
+    /// Where it answers probes.
     pub probes: SocketAddr,
     bus: Bus,
     shutdown: Shutdown,
@@ -114,8 +114,7 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
     let (counters, rooms, metrics) = measured(&config, &bus);
-    let listen = config.shell.health_listen;
-    let (health, probes) = serve_probes(listen, metrics, &shutdown, &effects).await?;
+    let (health, probes) = serve_probes(&config.shell, metrics, &shutdown, &effects).await?;
     let told = service::address::advertised(probes, config.shell.advertise)?;
     let result_ttl = ResultTtl::default();
     let (patient, patient_seen) = watch::channel(false);
@@ -221,10 +220,10 @@ fn measured(config: &Config, bus: &Bus) -> (Counters, Rooms, Metrics) {
     (counters, rooms, metrics)
 }
 
-/// Serves `/livez`, `/readyz` and `/metrics` until `answered`: what they tell, and where. Whoever looks after a gateway that
-/// still answers what it has let in would take it for dead without them, and end it.
+/// Serves the probes until `answered`: what they tell, and where. Whoever looks after a gateway that still answers what it
+/// has let in would take it for dead without them, and end it.
 async fn serve_probes(
-    listen: SocketAddr,
+    shell: &ShellArgs,
     metrics: Metrics,
     shutdown: &Shutdown,
     answered: &CancellationToken,
@@ -234,8 +233,7 @@ async fn serve_probes(
         token: answered.clone(),
         tracker: shutdown.tracker.clone(),
     };
-    let address = service::health::serve(listen, health.clone(), metrics, &until_answered).await;
-    let address = address.with_context(|| format!("cannot listen on {listen}"))?;
+    let address = service::health::serve(shell, health.clone(), metrics, &until_answered).await?;
     Ok((health, address))
 }
 

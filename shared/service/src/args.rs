@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
 
-use crate::{TraceArgs, address};
+use crate::{AdminKey, TraceArgs, address};
 
 /// Where the broker is and which deployment this process belongs to.
 #[derive(Clone, clap::Args)]
@@ -104,7 +105,7 @@ pub enum LogFormat {
 /// How a process logs, answers probes and stops.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ShellArgs {
-    /// Address for /livez, /readyz and /metrics; port 0 takes a free one
+    /// Address for /livez, /readyz, /metrics and /logfilter; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub health_listen: SocketAddr,
 
@@ -120,6 +121,15 @@ pub struct ShellArgs {
         default_value = "info"
     )]
     pub log_filter: String,
+
+    /// File with the key of `/logfilter`, which changes what is logged while the process runs; without, there is no such page
+    #[arg(
+        long = "admin-key-file",
+        env = "FRESCO_ADMIN_KEY_FILE",
+        value_name = "FILE",
+        value_parser = PathBufValueParser::new().try_map(|file| AdminKey::read(&file))
+    )]
+    pub admin_key: Option<AdminKey>,
 
     /// How log lines look
     #[arg(long, env = "FRESCO_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]

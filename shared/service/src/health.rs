@@ -1,11 +1,13 @@
-//! `/livez`, `/readyz` and `/metrics` of a process.
+//! `/livez`, `/readyz`, `/metrics` and `/logfilter` of a process.
+
+mod log_filter;
 
 use std::net::SocketAddr;
 
 use tokio::{net::TcpListener, sync::watch};
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode};
 
-use crate::{Shutdown, metrics::Metrics, telemetry};
+use crate::{AdminKey, ShellArgs, Shutdown, exit::Failure, metrics::Metrics, telemetry};
 
 /// Whether the process takes work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +110,7 @@ impl Health {
     }
 }
 
-/// The three routes.
+/// What is open to everybody.
 pub fn routes(health: Health, metrics: Metrics) -> BoxedFilter<(warp::reply::Response,)> {
     let livez = warp::path!("livez").map(|| "ok\n".into_response());
     let readyz = warp::path!("readyz").map(move || match health.snapshot() {
@@ -141,18 +143,27 @@ async fn exposition(metrics: &Metrics) -> warp::reply::Response {
     }
 }
 
-/// Serves [`routes`] on `address` until shutdown; returns the address it got.
+/// Serves [`routes`] and, under its key, `/logfilter`, until shutdown; returns the address it got.
 pub async fn serve(
-    address: SocketAddr,
+    shell: &ShellArgs,
     health: Health,
     metrics: Metrics,
     shutdown: &Shutdown,
-) -> std::io::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).await?;
-    let bound = listener.local_addr()?;
+) -> Result<SocketAddr, Failure> {
+    let (address, admin_key) = (shell.health_listen, shell.admin_key.clone());
+    let failed = |error| Failure::Failed(format!("cannot listen on {address}: {error}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    if admin_key.as_ref().is_some_and(AdminKey::is_readable_by_all) {
+        tracing::warn!("every user of this machine can read --admin-key-file");
+    }
     let stop = shutdown.token.clone().cancelled_owned();
     let not_found = warp::any().map(|| StatusCode::NOT_FOUND.into_response());
-    let routes = routes(health, metrics).or(not_found).unify();
+    let routes = routes(health, metrics)
+        .or(log_filter::routes(admin_key))
+        .unify()
+        .or(not_found)
+        .unify();
     shutdown
         .tracker
         .spawn(warp::serve(routes).incoming(listener).graceful(stop).run());

@@ -2,7 +2,9 @@
 //! and no tensor.
 
 pub mod address;
+mod admin_key;
 mod args;
+pub mod bearer;
 pub mod clock;
 mod device_thread;
 pub mod exit;
@@ -16,6 +18,7 @@ mod shutdown;
 pub mod telemetry;
 mod trace_args;
 
+pub use admin_key::{AdminKey, AdminKeyError};
 pub use args::{
     Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials,
 };

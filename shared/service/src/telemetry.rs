@@ -15,14 +15,18 @@ use opentelemetry_sdk::{
 use tracing::{Level, Metadata, Subscriber};
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::{
-    EnvFilter, Layer, filter::filter_fn, layer::SubscriberExt, registry::LookupSpan,
+    Layer, filter::filter_fn, layer::SubscriberExt, registry::LookupSpan, reload,
     util::SubscriberInitExt,
 };
 
 use self::lines::WithTrace;
-use crate::{LogFormat, ShellArgs, exit::Failure};
+use crate::{
+    LogFormat, ShellArgs,
+    exit::{Failure, chain},
+};
 
 mod export;
+pub mod filter;
 mod lines;
 pub mod spans;
 
@@ -74,10 +78,6 @@ fn flush(provider: &SdkTracerProvider) {
     }
 }
 
-/// warp calls every client that leaves early an error; nobody can act on one. A `--log` that names the module itself
-/// brings it back.
-const QUIET: &str = "warp::server::run=off";
-
 /// Our crates by their targets: what the libraries beneath say of themselves is no part of a job's trace, and an
 /// exporter that traced its own sending would never be done.
 const TRACED: [&str; 6] = [
@@ -93,8 +93,8 @@ const TRACED: [&str; 6] = [
 /// say. Call it once, first in `main`; with gRPC within the runtime.
 pub fn init(identity: &Identity, args: &ShellArgs) -> Result<TelemetryGuard, Failure> {
     let unusable = |text: String| Failure::Unusable(format!("--log {}: {text}", args.log_filter));
-    let filter = EnvFilter::try_new(format!("{QUIET},{}", args.log_filter))
-        .map_err(|error| unusable(error.to_string()))?;
+    let filter = filter::parse(&args.log_filter).map_err(|error| unusable(chain(&error)))?;
+    let (filter, handle) = reload::Layer::new(filter);
     let provider = export::provider(identity, &args.traces)
         .map_err(|error| Failure::Unusable(format!("--otlp-endpoint: {error}")))?;
     global::set_tracer_provider(provider.clone());
@@ -108,6 +108,7 @@ pub fn init(identity: &Identity, args: &ShellArgs) -> Result<TelemetryGuard, Fai
         .with(spans)
         .try_init();
     started.map_err(|error| unusable(error.to_string()))?;
+    filter::keep(&args.log_filter, handle);
     Ok(TelemetryGuard { provider })
 }
 

@@ -14,13 +14,21 @@ use std::{
     time::Duration,
 };
 
+use clap::Parser as _;
 use messaging::{Access, Bus, BusConfig, Joining, Membership, WorkQueue};
 use protocol::{
     CurrentWork, DenoiseJob, DenoiseParameters, ImageFormat, ImageSize, JobId, OutputIndex, Prefix,
     PriorTokens, PriorUsage, Role, Seed, Subject, WorkerId, WorkerPresence, WorkerState,
 };
-use service::{Health, Shutdown, metrics::Metrics};
+use service::{Health, ShellArgs, Shutdown, metrics::Metrics};
 use tokio_util::task::TaskTracker;
+
+/// A role's, as they are without any.
+#[derive(clap::Parser)]
+struct Flags {
+    #[command(flatten)]
+    shell: ShellArgs,
+}
 
 /// The arguments under which the test's program is a worker; the URL of its broker comes on stdin.
 pub const ARGUMENTS: [&str; 4] = ["--exact", "worker::process", "--ignored", "--nocapture"];
@@ -35,9 +43,9 @@ async fn process() {
     }
     let (shutdown, health) = (Shutdown::default(), Health::new());
     health.set_ready();
-    let any = ([127, 0, 0, 1], 0).into();
     let metrics = Metrics::new(Role::Denoiser);
-    let address = service::health::serve(any, health, metrics, &shutdown);
+    let shell = Flags::parse_from(["worker"]).shell;
+    let address = service::health::serve(&shell, health, metrics, &shutdown);
     let joining = Joining {
         health_address: address.await.unwrap(),
         host: service::host::name(),
