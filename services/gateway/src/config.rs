@@ -2,10 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use protocol::limits::JOB_AGE_MAX;
 use service::{BusArgs, ShellArgs};
 
-use crate::address::PublicUrl;
+use crate::{address::PublicUrl, tenants::Tenants};
 
 /// HTTP in, jobs out, pictures back: the OpenAI Images API over a Fresco deployment
 #[derive(Debug, Clone, clap::Parser)]
@@ -28,6 +29,15 @@ pub struct Config {
     /// Start of the picture addresses in answers, for example `https://images.example.com`; by default what the client called
     #[arg(long, value_name = "URL")]
     pub public_url: Option<PublicUrl>,
+
+    /// File that names the clients and the hashes of their keys, see docs/tenants.md; without, all are one and bring no key
+    #[arg(
+        long,
+        env = "FRESCO_TENANTS",
+        value_name = "FILE",
+        value_parser = PathBufValueParser::new().try_map(|file| Tenants::read(&file))
+    )]
+    pub tenants: Option<Tenants>,
 
     /// Seconds a job may take, waiting included, before it ends with an error
     #[arg(long = "job-timeout-s", value_name = "SECONDS", default_value = "600", value_parser = job_timeout)]

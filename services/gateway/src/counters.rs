@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::{
-    Ending, ErrorCode, ImageSize, OutputState, OutputTimings, PriorityClass, UnixMillis,
-};
+use protocol::{Ending, ErrorCode, ImageSize, OutputState, PriorityClass};
 use service::metrics::{
     Counter, Labelled, Metrics, Trace, Traced, TracedBy,
     catalog::{
@@ -14,7 +12,11 @@ use service::metrics::{
     },
 };
 
-use crate::spent::{RUNS, SIZE_CLASSES, Spent, WAITS, size_class};
+use crate::{
+    spent::{RUNS, SIZE_CLASSES, Spent, WAITS, size_class},
+    tenant_counters::TenantCounters,
+    tenants::Tenants,
+};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Counters {
@@ -33,6 +35,7 @@ pub(crate) struct Counters {
     stage_wait: [Traced; 3],
     stage_run: [Traced; 3],
     unattributed: Traced,
+    pub(crate) tenants: TenantCounters,
 }
 
 /// A job, for the labels of its duration.
@@ -43,7 +46,7 @@ pub(crate) struct JobKind {
 }
 
 impl Counters {
-    pub(crate) fn register(metrics: &Metrics) -> Self {
+    pub(crate) fn register(metrics: &Metrics, tenants: Option<&Tenants>) -> Self {
         let durations = metrics.traced_by(OUTPUT_DURATION);
         let (waits, runs) = (metrics.traced_by(STAGE_WAIT), metrics.traced_by(STAGE_RUN));
         Self {
@@ -63,6 +66,7 @@ impl Counters {
             stage_wait: WAITS.map(|stage| waits.of([stage])),
             stage_run: RUNS.map(|stage| runs.of([stage])),
             unattributed: metrics.traced(UNATTRIBUTED),
+            tenants: TenantCounters::register(metrics, tenants),
         }
     }
 
@@ -71,14 +75,8 @@ impl Counters {
         self.rejections.of([code.as_str()]).inc();
     }
 
-    /// An output of a job that was accepted here has ended: heard of at `heard_at`, `total` after it was accepted.
-    pub(crate) fn output_ended(
-        &self,
-        ending: Ending,
-        timings: &OutputTimings,
-        heard_at: UnixMillis,
-        total: Duration,
-    ) {
+    /// An output of a job that was accepted here has ended, `total` after that; `spent` is where a picture's time went.
+    pub(crate) fn output_ended(&self, ending: Ending, spent: Option<&Spent>, total: Duration) {
         let trace = Trace::current();
         let outcomes = ENDINGS.iter().zip(&self.output_duration);
         for (_, outcome) in outcomes.filter(|(of, _)| **of == ending) {
@@ -87,10 +85,7 @@ impl Counters {
         if ending == Ending::Expired {
             self.deadline_missed.inc();
         }
-        if ending != Ending::Done {
-            return;
-        }
-        let Some(spent) = Spent::of(timings, heard_at, total) else {
+        let Some(spent) = spent.filter(|_| ending == Ending::Done) else {
             return;
         };
         for (stage, seconds) in self.stage_wait.iter().zip(spent.waits) {
@@ -104,13 +99,7 @@ impl Counters {
 
     /// The last output of such a job has ended, and it ended in `state`.
     pub(crate) fn job_ended(&self, job: JobKind, state: OutputState, total: Duration) {
-        let ending = [
-            (OutputState::Done, Ending::Done),
-            (OutputState::Cancelled, Ending::Cancelled),
-            (OutputState::Expired, Ending::Expired),
-        ];
-        let ending = ending.iter().find(|(of, _)| *of == state);
-        let outcome = ending_label(ending.map_or(Ending::Failed, |(_, ending)| *ending));
+        let outcome = ending_label(ending_of(state));
         let labels = [outcome, size_class(job.size), class_label(job.class)];
         let duration = self.job_duration.of(labels);
         duration.observe(total.as_secs_f64(), &Trace::current());
@@ -130,14 +119,26 @@ fn from_zero(durations: TracedBy<3>) -> TracedBy<3> {
     durations
 }
 
-const ENDINGS: [Ending; 4] = [
+/// How a job ended whose last output ended in `state`.
+pub(crate) fn ending_of(state: OutputState) -> Ending {
+    match state {
+        OutputState::Done => Ending::Done,
+        OutputState::Cancelled => Ending::Cancelled,
+        OutputState::Expired => Ending::Expired,
+        _ => Ending::Failed,
+    }
+}
+
+/// Every one, in the order of what is counted by them.
+pub(crate) const ENDINGS: [Ending; 4] = [
     Ending::Done,
     Ending::Failed,
     Ending::Cancelled,
     Ending::Expired,
 ];
 
-const fn ending_label(ending: Ending) -> &'static str {
+/// An ending as labels have it.
+pub(crate) const fn ending_label(ending: Ending) -> &'static str {
     match ending {
         Ending::Done => "done",
         Ending::Failed => "failed",
@@ -158,19 +159,19 @@ pub(crate) const fn class_label(class: PriorityClass) -> &'static str {
 #[cfg(test)]
 impl Default for Counters {
     fn default() -> Self {
-        Self::register(&Metrics::new(protocol::Role::Gateway))
+        Self::register(&Metrics::new(protocol::Role::Gateway), None)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use protocol::Role;
+    use protocol::{OutputTimings, Role, Tenant};
     use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
     use super::*;
 
     /// Counts a job that could have been.
-    fn record(counters: &Counters, rng: &mut StdRng) {
+    fn record(counters: &Counters, tenants: &[Option<Tenant>], rng: &mut StdRng) {
         let mut at = rng.random_range(1..1 << 40);
         let start = at;
         let mut next = || {
@@ -187,7 +188,13 @@ mod tests {
         };
         let total = Duration::from_millis(at - start);
         let ending = *ENDINGS.choose(rng).unwrap();
-        counters.output_ended(ending, &timings, at, total);
+        let spent = Spent::of(&timings, at, total);
+        counters.output_ended(ending, spent.as_ref(), total);
+        let tenant = counters.tenants.of(tenants.choose(rng).unwrap().as_ref());
+        tenant.queued(1);
+        tenant.output_ended(ending, spent.as_ref());
+        tenant.job_ended(ending);
+        tenant.rejected();
         let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;
         let job = JobKind {
             size: ImageSize::new(side(rng), side(rng)).unwrap(),
@@ -216,10 +223,17 @@ mod tests {
     #[test]
     fn ten_thousand_random_jobs_make_no_more_series_than_labels_allow() {
         let metrics = Metrics::new(Role::Gateway);
-        let counters = Counters::register(&metrics);
+        let keys = [("studio", 1), ("press", 2)].map(|(name, key)| {
+            format!("[[tenant]]\nname = \"{name}\"\nkey_sha256 = \"{key:064x}\"\n")
+        });
+        let tenants = Tenants::parse(&keys.concat()).unwrap();
+        let counters = Counters::register(&metrics, Some(&tenants));
+        // One was in the file when its job was accepted by another gateway.
+        let names = [None, Some("studio"), Some("press"), Some("gone")];
+        let names = names.map(|name| name.map(|name| name.parse().unwrap()));
         let mut rng = StdRng::seed_from_u64(7);
         for _ in 0..10_000 {
-            record(&counters, &mut rng);
+            record(&counters, &names, &mut rng);
         }
         let after = series(&metrics);
         // Of a histogram to 600 s: 19 bounds, one for the rest, sum and count.
@@ -228,11 +242,14 @@ mod tests {
         let outputs = outcomes * histogram;
         let (stages, unattributed) = (6 * histogram, 11 + 3);
         let counters_plain = 8;
-        let all = jobs + outputs + stages + unattributed + counters_plain + ErrorCode::ALL.len();
+        // Two tenants and nobody: jobs by outcome, one histogram, three counters and a gauge.
+        let of_tenants = 3 * (outcomes + histogram + 4);
+        let whole = jobs + outputs + stages + unattributed + of_tenants;
+        let all = whole + counters_plain + ErrorCode::ALL.len();
         assert_eq!(after, all);
         println!("{after} series");
         for _ in 0..10_000 {
-            record(&counters, &mut rng);
+            record(&counters, &names, &mut rng);
         }
         assert_eq!(series(&metrics), after, "more jobs, no more series");
     }

@@ -20,6 +20,8 @@ pub(crate) fn record(outputs: u8) -> JobRecord {
         denoise: DenoiseParameters::new(30, 1.5).expect("allowed"),
         accepted_at: 10_000,
         deadline_at: 610_000,
+        tenant: None,
+        trace_id: None,
     }
 }
 

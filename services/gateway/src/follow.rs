@@ -17,11 +17,12 @@ use tokio::{
 use tracing::Span;
 
 use crate::{
-    counters::JobKind,
+    counters::{JobKind, ending_of},
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
     outcome::{Cause, Ended, EndedByOutput, ending, is_known},
     reply::ApiError,
     rooms::Room,
+    spent::Spent,
     submit::{Order, prior_gone},
 };
 
@@ -270,6 +271,8 @@ impl Following<'_> {
         let state = OutputState::of_request(&states);
         let counters = &self.jobs.counters;
         counters.job_ended(kind, state, self.accepted.elapsed());
+        let tenant = counters.tenants.of(self.record.tenant.as_ref());
+        tenant.job_ended(ending_of(state));
     }
 
     async fn expire(&mut self) {
@@ -316,8 +319,11 @@ impl Following<'_> {
         }
         if self.room.is_some() && is_known(&result.outcome) {
             let (ending, total) = (Ending::of(&result.outcome), self.accepted.elapsed());
+            let spent = Spent::of(&result.timings, unix_millis(), total);
             let counters = &self.jobs.counters;
-            counters.output_ended(ending, &result.timings, unix_millis(), total);
+            counters.output_ended(ending, spent.as_ref(), total);
+            let tenant = counters.tenants.of(self.record.tenant.as_ref());
+            tenant.output_ended(ending, spent.as_ref());
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

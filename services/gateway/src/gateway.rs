@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use messaging::{Bus, BusError};
 use protocol::{ErrorCode, JobId, StoredPrior};
-use service::{Health, clock::unix_millis, exit::chain, health::Readiness};
+use service::{Health, clock::unix_millis, exit::chain, health::Readiness, telemetry::spans};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use warp::http::HeaderMap;
 
 use crate::{
     address::Address,
@@ -17,6 +18,7 @@ use crate::{
     reply::ApiError,
     request::{ImageRequest, PriorSource},
     submit::{Admission, Basis, Order, draw_seed},
+    tenants::{Caller, Tenants, caller},
     turns::Turns,
 };
 
@@ -25,6 +27,8 @@ use crate::{
 pub(crate) struct Gateway {
     pub(crate) bus: Bus,
     pub(crate) jobs: Jobs,
+    /// None where clients are not told apart.
+    pub(crate) tenants: Option<Tenants>,
     pub(crate) turns: Turns,
     pub(crate) health: Health,
     /// The broker is silent and was not a moment ago: a new job is worth a try.
@@ -42,6 +46,11 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
+    /// Who asks with these headers; the refusal of who may not.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        caller(self.tenants.as_ref(), headers)
+    }
+
     /// What is stored under the name of earlier prior tokens that `request` gives, if it gives one.
     pub(crate) async fn stored_prior(
         &self,
@@ -53,9 +62,13 @@ impl Gateway {
         }
     }
 
-    /// A job for `request`, as of now. What it needs of the past goes into it: what is stored may run out, and an
+    /// A job of `caller` for `request`, as of now. What it needs of the past goes into it: what is stored may run out, and an
     /// accepted job does not depend on it.
-    pub(crate) async fn order(&self, request: ImageRequest) -> Result<Order, ApiError> {
+    pub(crate) async fn order(
+        &self,
+        request: ImageRequest,
+        caller: &Caller,
+    ) -> Result<Order, ApiError> {
         let stored = self.stored_prior(&request).await?;
         let basis = Basis::of(request.source, stored)?;
         let admission = Admission {
@@ -63,8 +76,10 @@ impl Gateway {
             drawn_seed: draw_seed(),
             accepted_at: unix_millis(),
             timeout: self.job_timeout,
+            tenant: caller.tenant().cloned(),
+            trace_id: spans::trace_id().and_then(|trace| trace.parse().ok()),
         };
-        Ok(Order::new(request, basis, &admission))
+        Ok(Order::new(request, basis, admission))
     }
 
     /// Refuses a job that would find no stream or no worker, rather than letting it wait for its deadline. While a

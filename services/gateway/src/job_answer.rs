@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use messaging::ProgressByOutput;
 use protocol::{
     Attempt, AttemptOutcome, ImageFormat, ImageSize, JobId, JobRecord, OutputId, OutputIndex,
-    OutputLife, OutputRequest, OutputState, PriorId, Progress, Seed, Stage, UnixMillis, WorkStage,
-    WorkerId,
+    OutputLife, OutputRequest, OutputState, PriorId, Progress, Seed, Stage, TraceId, UnixMillis,
+    WorkStage, WorkerId,
 };
 use serde::Serialize;
 
@@ -72,6 +72,8 @@ pub(crate) struct JobAnswer<'a> {
     size: ImageSize,
     output_format: ImageFormat,
     outputs: Vec<OutputAnswer<'a>>,
+    /// Where to look for what became of it; null of a job that an older gateway accepted.
+    trace_id: Option<TraceId>,
     /// Of the first output that ended as the job did, once all have ended.
     error: Option<ErrorFields<'a>>,
     /// The images response, once every output is a picture.
@@ -174,6 +176,7 @@ impl<'a> JobAnswer<'a> {
             size: record.size,
             output_format: record.format,
             outputs,
+            trace_id: record.trace_id,
             error: cause.map(|error| ErrorFields::new(error, None)),
             response: response.flatten(),
         }

@@ -10,7 +10,7 @@ use std::{
 
 use messaging::{Bus, ProgressByOutput, Results, WATCHES_MAX};
 use protocol::{
-    ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord,
+    ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord, Tenant,
     trace::{attribute, span, value},
 };
 use service::telemetry::spans;
@@ -160,7 +160,9 @@ impl Jobs {
 
     /// Places for the outputs of `order`, for a [`Start`].
     pub(crate) fn admit(&self, order: &Order) -> Result<Room, ApiError> {
-        self.rooms.admit(outputs(&order.record).into())
+        let record = &order.record;
+        self.rooms
+            .admit(outputs(record).into(), record.tenant.as_ref())
     }
 
     /// The job of `order`, followed here from now on if it was not yet. Does not wait: [`OpenJob::queued`] tells what
@@ -239,6 +241,8 @@ fn job_span(order: &Order) -> Span {
     );
     spans::set(&span, attribute::GEN_AI_OUTPUT_TYPE, value::IMAGE);
     spans::set(&span, attribute::GEN_AI_REQUEST_CHOICE_COUNT, outputs);
+    let tenant = record.tenant.as_ref().map_or(Tenant::NONE, Tenant::as_str);
+    spans::set(&span, attribute::TENANT, tenant.to_owned());
     spans::set(&span, attribute::CLASS, order.class().to_string());
     spans::set(&span, attribute::SIZE, record.size.to_string());
     spans::set(&span, attribute::STEPS, steps);

@@ -14,6 +14,7 @@ use crate::{
     reply::ApiError,
     request::{ImageRequest, PriorSource},
     submit::Order,
+    tenants::Caller,
 };
 
 /// The header, and how refusals name it.
@@ -84,12 +85,14 @@ pub(crate) fn digest(request: &ImageRequest) -> String {
 }
 
 impl Gateway {
-    /// The job of `request` under `key`: one in all, however often and wherever it is asked for.
+    /// The job of `request` under `key`: one in all of this caller's, however often and wherever it is asked for.
     pub(crate) async fn take_keyed(
         &self,
         request: ImageRequest,
         key: IdempotencyKey,
+        caller: &Caller,
     ) -> Result<Taken, ApiError> {
+        let key = key.of(caller.tenant());
         let request_digest = digest(&request);
         let _turn = loop {
             // Looked up before anything is taken for it: a joiner needs no room and no worker.
@@ -102,7 +105,7 @@ impl Gateway {
             }
         };
         self.check_ready()?;
-        let order = self.order(request.clone()).await?;
+        let order = self.order(request.clone(), caller).await?;
         let room = self.jobs.admit(&order)?;
         let claiming = Claiming {
             key,

@@ -7,6 +7,7 @@
 //! | module      | does                                                   |
 //! |-------------|--------------------------------------------------------|
 //! | `routes`    | the HTTP surface                                       |
+//! | `tenants`   | who asks, where clients are told apart                 |
 //! | `request`   | a body → a checked request, pure                       |
 //! | `submit`    | a checked request → a job, pure                        |
 //! | `keyed`     | requests under an idempotency key: one job each        |
@@ -48,6 +49,8 @@ mod rooms;
 mod routes;
 mod spent;
 mod submit;
+mod tenant_counters;
+mod tenants;
 mod turns;
 mod waiting;
 
@@ -70,6 +73,7 @@ use tokio_util::sync::CancellationToken;
 pub use address::PublicUrl;
 pub use config::Config;
 pub use pictures::PICTURES_OUT_MAX;
+pub use tenants::{Tenants, TenantsError};
 use {
     address::Address,
     counters::Counters,
@@ -149,6 +153,7 @@ pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
+        tenants: config.tenants.clone(),
         turns: Turns::default(),
         health,
         patient: patient_seen,
@@ -214,7 +219,7 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
 /// What is counted, and by whose rule requests are let in.
 fn measured(config: &Config, bus: &Bus) -> (Counters, Rooms, Metrics) {
     let metrics = Metrics::new(Role::Gateway);
-    let counters = Counters::register(&metrics);
+    let counters = Counters::register(&metrics, config.tenants.as_ref());
     let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
     measures::keep(&metrics, Process::register(&metrics), bus, &rooms);
     (counters, rooms, metrics)

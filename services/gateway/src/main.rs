@@ -27,6 +27,9 @@ fn run(config: Config) -> Result<(), Failure> {
     };
     process::run(&process, async |shutdown, name| {
         let outcome = gateway::run(config, name, shutdown).await;
-        outcome.map_err(|error| Failure::failed(error.as_ref()))
+        outcome.map_err(|error| match error.downcast() {
+            Ok(failure) => failure,
+            Err(error) => Failure::failed(error.as_ref()),
+        })
     })
 }

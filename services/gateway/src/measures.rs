@@ -298,7 +298,7 @@ mod tests {
         let metrics = Metrics::new(Role::Gateway);
         Process::register(&metrics);
         Gauges::register(&metrics);
-        Counters::register(&metrics);
+        Counters::register(&metrics, None);
         assert_eq!(metrics.names(), names_of(Role::Gateway));
     }
 

@@ -143,6 +143,12 @@ impl ApiError {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, after.as_secs().into());
         }
+        if status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
         if let Some(allow) = self.allow {
             response
                 .headers_mut()
@@ -185,6 +191,7 @@ pub(crate) const fn http_status(code: ErrorCode) -> StatusCode {
         ErrorCode::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
         ErrorCode::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        ErrorCode::InvalidApiKey => StatusCode::UNAUTHORIZED,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
         ErrorCode::QueueFull => StatusCode::TOO_MANY_REQUESTS,
         ErrorCode::NotReady | ErrorCode::BusUnavailable => StatusCode::SERVICE_UNAVAILABLE,

@@ -10,7 +10,7 @@ use std::{
 
 use batching::admission::{Admission, Look};
 use messaging::{Queues, ResultsStore};
-use protocol::{ErrorCode, Role, WorkerId, WorkerPresence};
+use protocol::{ErrorCode, Role, Tenant, WorkerId, WorkerPresence};
 use tokio::time::Instant;
 
 use crate::{counters::Counters, reply::ApiError};
@@ -38,6 +38,7 @@ pub(crate) struct Rooms {
 pub(crate) struct Room {
     rooms: Rooms,
     outputs: u64,
+    tenant: Option<Tenant>,
     /// Whether its job was queued, so that its ends count.
     queued: bool,
 }
@@ -52,8 +53,8 @@ impl Rooms {
         }
     }
 
-    /// Places for `outputs`, or the refusal.
-    pub(crate) fn admit(&self, outputs: u64) -> Result<Room, ApiError> {
+    /// Places for `outputs` of this tenant's, or the refusal.
+    pub(crate) fn admit(&self, outputs: u64, tenant: Option<&Tenant>) -> Result<Room, ApiError> {
         if self.results_are_full() {
             let text = "the stream of results is nearly full";
             return Err(self.refused(outputs, text, RETRY_AFTER_RESULTS_FULL));
@@ -63,6 +64,7 @@ impl Rooms {
         Ok(Room {
             rooms: self.clone(),
             outputs,
+            tenant: tenant.cloned(),
             queued: false,
         })
     }
@@ -117,6 +119,8 @@ impl Room {
         let counters = &self.rooms.counters;
         counters.jobs_accepted.inc();
         counters.outputs_accepted.inc_by(self.outputs);
+        let tenant = counters.tenants.of(self.tenant.as_ref());
+        tenant.queued(self.outputs);
     }
 
     /// One of its outputs has ended.
@@ -129,7 +133,9 @@ impl Room {
         self.outputs -= outputs;
         self.rooms.lock().release(outputs);
         if self.queued {
-            self.rooms.counters.outputs_ended.inc_by(outputs);
+            let counters = &self.rooms.counters;
+            counters.outputs_ended.inc_by(outputs);
+            counters.tenants.of(self.tenant.as_ref()).freed(outputs);
         }
     }
 }
@@ -243,7 +249,7 @@ pub(crate) mod tests {
             (store(1, Some(0)), false),
         ] {
             rooms.look_at_results(results);
-            let refused = rooms.admit(1).err().map(|error| error.error().code);
+            let refused = rooms.admit(1, None).err().map(|error| error.error().code);
             let wanted = full.then_some(ErrorCode::QueueFull);
             assert_eq!(refused, wanted, "{results:?}");
         }
@@ -253,11 +259,11 @@ pub(crate) mod tests {
     #[test]
     fn places_are_free_again_when_outputs_end_and_when_their_job_is_forgotten() {
         let rooms = Rooms::new(4, Counters::default());
-        let mut room = rooms.admit(3).expect("there is room");
-        assert!(rooms.admit(2).is_err());
+        let mut room = rooms.admit(3, None).expect("there is room");
+        assert!(rooms.admit(2, None).is_err());
         room.ended();
         assert_eq!(rooms.open(), 2);
-        let second = rooms.admit(2).expect("there is room");
+        let second = rooms.admit(2, None).expect("there is room");
         drop(room);
         assert_eq!(rooms.open(), 2);
         drop(second);

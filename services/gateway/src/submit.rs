@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use protocol::{
     ArJob, ErrorCode, ImageSize, JobId, JobRecord, OutputIndex, OutputRequest, PriorityClass, Seed,
-    StoredPrior, UnixMillis,
+    StoredPrior, Tenant, TraceId, UnixMillis,
 };
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 const SEED_DRAWN_MAX: u32 = u32::MAX - 10;
 
 /// What the gateway adds to a request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Admission {
     pub(crate) job: JobId,
     /// For a request without one.
@@ -25,6 +25,8 @@ pub(crate) struct Admission {
     pub(crate) accepted_at: UnixMillis,
     /// For a request without one.
     pub(crate) timeout: Duration,
+    pub(crate) tenant: Option<Tenant>,
+    pub(crate) trace_id: Option<TraceId>,
 }
 
 /// What a new job starts from: its prior tokens are there, or the AR model writes them.
@@ -87,13 +89,15 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    pub(crate) fn new(request: ImageRequest, basis: Basis, admission: &Admission) -> Self {
+    pub(crate) fn new(request: ImageRequest, basis: Basis, admission: Admission) -> Self {
         let Admission {
             job,
             drawn_seed,
             accepted_at,
             timeout,
-        } = *admission;
+            tenant,
+            trace_id,
+        } = admission;
         let first = request.seed.unwrap_or(drawn_seed);
         let output = |index| {
             let seed = first
@@ -112,6 +116,8 @@ impl Order {
             denoise: request.denoise,
             accepted_at,
             deadline_at: accepted_at.saturating_add(timeout_ms),
+            tenant,
+            trace_id,
         };
         Self {
             record,
@@ -160,6 +166,7 @@ impl Order {
             denoise,
             accepted_at,
             deadline_at,
+            ..
         } = self.record;
         Some(ArJob {
             job,
@@ -203,9 +210,11 @@ mod tests {
             drawn_seed,
             accepted_at: 1_000,
             timeout: Duration::from_secs(600),
+            tenant: "studio".parse().ok(),
+            trace_id: None,
         };
         let basis = Basis::of(request.source, stored)?;
-        Ok(Order::new(request, basis, &admission))
+        Ok(Order::new(request, basis, admission))
     }
 
     /// Of a picture of 64 x 32.

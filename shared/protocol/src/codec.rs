@@ -12,6 +12,8 @@ pub trait Message: Serialize + DeserializeOwned {
     const KIND: &'static str;
     /// Which shape of it; a changed shape is a new version, never a changed old one.
     const VERSION: u16;
+    /// The oldest shape that is read too: what later ones have more is optional in them.
+    const OLDEST: u16 = Self::VERSION;
 }
 
 /// A message that could not be written. It would be a defect of ours.
@@ -113,7 +115,7 @@ pub fn decode<T: Message>(bytes: &[u8]) -> Result<T, DecodeError> {
             found: head.kind,
         });
     }
-    if head.version != T::VERSION {
+    if !(T::OLDEST..=T::VERSION).contains(&head.version) {
         return Err(DecodeError::Version {
             kind: T::KIND,
             version: T::VERSION,

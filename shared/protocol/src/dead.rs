@@ -121,6 +121,9 @@ impl DeadLetter {
             denoise,
             accepted_at: now,
             deadline_at,
+            // The letter does not say.
+            tenant: None,
+            trace_id: None,
         };
         Revival { record, message }
     }

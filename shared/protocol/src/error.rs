@@ -25,6 +25,8 @@ pub enum ErrorCode {
     UnsupportedMediaType,
     /// The path exists under another method.
     MethodNotAllowed,
+    /// The request brings no API key of a tenant's.
+    InvalidApiKey,
     /// No such route, job or image.
     NotFound,
     /// The queue is full.
@@ -57,7 +59,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code; for tables and tests.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::InvalidParameter,
         Self::UnknownParameter,
         Self::InvalidJson,
@@ -65,6 +67,7 @@ impl ErrorCode {
         Self::RequestTimeout,
         Self::UnsupportedMediaType,
         Self::MethodNotAllowed,
+        Self::InvalidApiKey,
         Self::NotFound,
         Self::QueueFull,
         Self::NotReady,
@@ -91,6 +94,7 @@ impl ErrorCode {
             Self::RequestTimeout => "request_timeout",
             Self::UnsupportedMediaType => "unsupported_media_type",
             Self::MethodNotAllowed => "method_not_allowed",
+            Self::InvalidApiKey => "invalid_api_key",
             Self::NotFound => "not_found",
             Self::QueueFull => "queue_full",
             Self::NotReady => "not_ready",

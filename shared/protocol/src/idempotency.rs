@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{JobRecord, Message, limits::IDEMPOTENCY_KEY_BYTES_MAX};
+use crate::{JobRecord, Message, Tenant, limits::IDEMPOTENCY_KEY_BYTES_MAX};
 
 /// A text that cannot be a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -13,12 +13,29 @@ pub struct IdempotencyKeyError;
 
 /// What the client sent as `Idempotency-Key`. It may tell something about the client: it is not logged.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct IdempotencyKey(String);
+pub struct IdempotencyKey {
+    text: String,
+    tenant: Option<Tenant>,
+}
 
 impl IdempotencyKey {
-    /// Its entry in the bucket: hexadecimal, because a bucket's keys know fewer characters.
+    /// The same text in the hands of `tenant`, which is another key than in anybody else's.
+    #[must_use]
+    pub fn of(self, tenant: Option<&Tenant>) -> Self {
+        Self {
+            tenant: tenant.cloned(),
+            ..self
+        }
+    }
+
+    /// Its entry in the bucket: hexadecimal, because a bucket's keys know fewer characters; behind a `_`, which is in no
+    /// tenant's name, whose it is.
     pub fn entry(&self) -> String {
-        self.0.bytes().map(|byte| format!("{byte:02x}")).collect()
+        let hex = self.text.bytes().map(|byte| format!("{byte:02x}"));
+        match &self.tenant {
+            None => hex.collect(),
+            Some(tenant) => format!("{tenant}_{}", hex.collect::<String>()),
+        }
     }
 }
 
@@ -29,14 +46,17 @@ impl FromStr for IdempotencyKey {
         if text.is_empty() || text.len() > IDEMPOTENCY_KEY_BYTES_MAX || !text.bytes().all(allowed) {
             return Err(IdempotencyKeyError);
         }
-        Ok(Self(text.to_owned()))
+        Ok(Self {
+            text: text.to_owned(),
+            tenant: None,
+        })
     }
 }
 
 /// Prints the length, never the text.
 impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IdempotencyKey({} bytes)", self.0.len())
+        write!(f, "IdempotencyKey({} bytes)", self.text.len())
     }
 }
 
@@ -53,7 +73,9 @@ pub struct IdempotencyRecord {
 
 impl Message for IdempotencyRecord {
     const KIND: &'static str = "idempotency_record";
-    const VERSION: u16 = 1;
+    /// With the record's.
+    const VERSION: u16 = 2;
+    const OLDEST: u16 = 1;
 }
 
 #[cfg(test)]
@@ -67,6 +89,9 @@ mod tests {
         }
         let key: IdempotencyKey = "a/b c".parse().expect("allowed");
         assert_eq!(key.entry(), "612f622063");
+        let of = |tenant: &str| key.clone().of(Some(&tenant.parse().expect("a name")));
+        assert_eq!(of("studio").entry(), "studio_612f622063");
+        assert_ne!(of("studio"), of("press"));
         assert_eq!(format!("{key:?}"), "IdempotencyKey(5 bytes)");
         assert!("x".repeat(255).parse::<IdempotencyKey>().is_ok());
     }

@@ -32,6 +32,9 @@ pub enum IdError {
     /// Not 32 lowercase hexadecimal digits.
     #[error("prior id is not 32 lowercase hexadecimal digits")]
     Prior,
+    /// Not 32 lowercase hexadecimal digits, or all of them 0.
+    #[error("trace id is not 32 lowercase hexadecimal digits, of which one is not 0")]
+    Trace,
 }
 
 /// Writes and reads a type as its one text form.
@@ -90,6 +93,31 @@ impl FromStr for JobId {
     }
 }
 serde_as_text!(JobId);
+
+/// The trace that a job was accepted in, as W3C's trace context writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TraceId(u128);
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for TraceId {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        let digits = text.len() == 32 && text.bytes().all(hex);
+        let bits = digits
+            .then(|| u128::from_str_radix(text, 16).ok())
+            .flatten();
+        bits.filter(|bits| *bits != 0)
+            .map(Self)
+            .ok_or(IdError::Trace)
+    }
+}
+serde_as_text!(TraceId);
 
 /// Which of a job's outputs, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -322,6 +350,24 @@ mod tests {
         }
         for worker in ["", "a.b", "A", "a b", "a*", &"a".repeat(65)] {
             assert_eq!(worker.parse::<WorkerId>(), Err(IdError::Worker), "{worker}");
+        }
+    }
+
+    #[test]
+    fn a_trace_has_the_text_that_w3c_gives_it() {
+        let text = "0af7651916cd43dd8448eb211c80319c";
+        assert_eq!(
+            text.parse::<TraceId>().map(|id| id.to_string()),
+            Ok(text.to_owned())
+        );
+        for bad in [
+            "",
+            &text[1..],
+            &"0".repeat(32),
+            &text.to_uppercase(),
+            "+af7651916cd43dd8448eb211c80319c",
+        ] {
+            assert_eq!(bad.parse::<TraceId>(), Err(IdError::Trace), "{bad}");
         }
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     DenoiseParameters, ImageFormat, ImageSize, JobId, Message, OutputId, OutputIndex, OutputLife,
-    PriorId, PriorTokens, PriorUsage, Seed, StoredPrior, UnixMillis,
+    PriorId, PriorTokens, PriorUsage, Seed, StoredPrior, Tenant, TraceId, UnixMillis,
 };
 
 /// One picture of a request.
@@ -36,11 +36,19 @@ pub struct JobRecord {
     pub accepted_at: UnixMillis,
     /// When it ends with `deadline_exceeded` if it has not ended before.
     pub deadline_at: UnixMillis,
+    /// Whose it is, where a deployment tells its clients apart: nobody else is told of it.
+    #[serde(default)]
+    pub tenant: Option<Tenant>,
+    /// The trace that it was accepted in.
+    #[serde(default)]
+    pub trace_id: Option<TraceId>,
 }
 
 impl Message for JobRecord {
     const KIND: &'static str = "job_record";
-    const VERSION: u16 = 1;
+    /// Version 1 had neither `tenant` nor `trace_id`.
+    const VERSION: u16 = 2;
+    const OLDEST: u16 = 1;
 }
 
 /// One request on its way to the AR stage.

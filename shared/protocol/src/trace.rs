@@ -105,6 +105,8 @@ pub mod attribute {
     pub const JOB_ID: &str = "fresco.job.id";
     /// Which output of it.
     pub const OUTPUT_INDEX: &str = "fresco.output.index";
+    /// Whose it is; `none` where a deployment does not tell its clients apart.
+    pub const TENANT: &str = "fresco.tenant";
     /// Its priority class.
     pub const CLASS: &str = "fresco.class";
     /// Its size in pixels.

@@ -44,6 +44,17 @@ fn job_record() -> JobRecord {
         denoise: denoise(),
         accepted_at: 1_700_000_000_000,
         deadline_at: 1_700_000_600_000,
+        tenant: Some("studio".parse().expect("a name")),
+        trace_id: "0af7651916cd43dd8448eb211c80319c".parse().ok(),
+    }
+}
+
+/// As version 1 had it.
+fn job_record_of_nobody() -> JobRecord {
+    JobRecord {
+        tenant: None,
+        trace_id: None,
+        ..job_record()
     }
 }
 
@@ -51,8 +62,17 @@ fn job_record() -> JobRecord {
 fn the_job_record_keeps_its_bytes() {
     held(
         &job_record(),
-        include_str!("bytes/job_record.v1.hex").trim_end(),
+        include_str!("bytes/job_record.v2.hex").trim_end(),
     );
+}
+
+#[test]
+fn records_of_an_older_build_are_read_as_nobodys() {
+    let record = decode::<JobRecord>(&bytes(include_str!("bytes/job_record.v1.hex")));
+    assert_eq!(record.expect("version 1 is read"), job_record_of_nobody());
+    let claim = bytes(include_str!("bytes/idempotency_record.v1.hex"));
+    let claim = decode::<IdempotencyRecord>(&claim).expect("version 1 is read");
+    assert_eq!(claim.record, job_record_of_nobody());
 }
 
 fn ar_job() -> ArJob {
@@ -209,15 +229,18 @@ fn presence_keeps_its_bytes() {
     );
 }
 
-/// Whether `hex` is refused as version 1 of `T`.
-fn is_refused_as_version_1<T: Message>(hex: &str) -> bool {
+fn bytes(hex: &str) -> Vec<u8> {
     let hex = hex.trim_end();
-    let bytes: Vec<u8> = (0..hex.len())
+    (0..hex.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal"))
-        .collect();
+        .collect()
+}
+
+/// Whether `hex` is refused as version 1 of `T`.
+fn is_refused_as_version_1<T: Message>(hex: &str) -> bool {
     matches!(
-        decode::<T>(&bytes),
+        decode::<T>(&bytes(hex)),
         Err(DecodeError::Version { found: 1, .. })
     )
 }
@@ -304,7 +327,7 @@ fn an_idempotency_record_keeps_its_bytes() {
     };
     held(
         &record,
-        include_str!("bytes/idempotency_record.v1.hex").trim_end(),
+        include_str!("bytes/idempotency_record.v2.hex").trim_end(),
     );
 }
 

@@ -25,6 +25,7 @@ use crate::{
     outcome::{Absence, Cause, EndedByOutput},
     reply::{ApiError, json, json_kept, with_replayed, with_request_id},
     request::{ImageRequest, ResponseFormat},
+    tenants::Caller,
     waiting::{OnDisconnect, Stay, all_ended, on_disconnect, so_far},
 };
 
@@ -43,12 +44,8 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(warp::body::stream())
         .then(|span, gateway: Arc<Gateway>, headers, host, body| {
             answer(span, async move {
-                let generated = generate(&gateway, headers, host, body).await;
-                generated.inspect_err(|error| {
-                    if error.is_rejection() {
-                        gateway.counters.rejected(error.error().code);
-                    }
-                })
+                let asked = Asked { headers, host };
+                generate_counted(&gateway, asked, body).await
             })
         });
     let content_path = warp::path!("v1" / "images" / String / "content");
@@ -58,7 +55,10 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(with(gateway))
         .and(warp::header::headers_cloned())
         .then(|id: String, span, gateway: Arc<Gateway>, headers| {
-            answer(span, async move { content(&gateway, &id, &headers).await })
+            answer(span, async move {
+                let caller = gateway.caller(&headers)?;
+                content(&gateway, &id, &headers, &caller).await
+            })
         });
     let other_generations = generations.map(only("POST"));
     let other_contents = content_path.map(|_| only("GET, HEAD")());
@@ -72,12 +72,40 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .boxed()
 }
 
-async fn generate<B: Buf>(
-    gateway: &Gateway,
+/// A request for pictures, but its body.
+#[derive(Debug)]
+struct Asked {
     headers: HeaderMap,
     host: Option<Authority>,
+}
+
+/// Before anything else it is known who asks: who may not is told nothing more.
+async fn generate_counted<B: Buf>(
+    gateway: &Gateway,
+    asked: Asked,
     body: impl Stream<Item = Result<B, warp::Error>>,
 ) -> Result<Response, ApiError> {
+    let caller = gateway.caller(&asked.headers);
+    let tenant = caller.as_ref().ok().and_then(Caller::tenant).cloned();
+    let generated = match caller {
+        Ok(caller) => generate(gateway, asked, &caller, body).await,
+        Err(error) => Err(error),
+    };
+    generated.inspect_err(|error| {
+        if error.is_rejection() {
+            gateway.counters.rejected(error.error().code);
+            gateway.counters.tenants.of(tenant.as_ref()).rejected();
+        }
+    })
+}
+
+async fn generate<B: Buf>(
+    gateway: &Gateway,
+    asked: Asked,
+    caller: &Caller,
+    body: impl Stream<Item = Result<B, warp::Error>>,
+) -> Result<Response, ApiError> {
+    let Asked { headers, host } = asked;
     let bytes = body::read_json(&headers, body).await?;
     let request = ImageRequest::parse(&bytes, gateway.job_timeout)?;
     drop(bytes);
@@ -86,6 +114,7 @@ async fn generate<B: Buf>(
     let wish = Wish {
         format: request.response_format,
         in_background: prefers_async(&headers),
+        stays: on_disconnect,
         base: gateway.address.base(host.as_ref()),
     };
     if wish.in_background && wish.format == ResponseFormat::Base64 {
@@ -99,9 +128,10 @@ async fn generate<B: Buf>(
         } else {
             on_disconnect
         };
-        return generate_new(gateway, request, stays, wish).await;
+        let wish = Wish { stays, ..wish };
+        return generate_new(gateway, request, caller, wish).await;
     };
-    match gateway.take_keyed(request, key).await? {
+    match gateway.take_keyed(request, key, caller).await? {
         Taken::New(open) => reply(gateway, open, wish).await,
         Taken::Joined(open) => match reply(gateway, open, wish).await {
             Ok(response) => Ok(with_replayed(response)),
@@ -115,6 +145,8 @@ async fn generate<B: Buf>(
 struct Wish {
     format: ResponseFormat,
     in_background: bool,
+    /// What becomes of a job without a key whose client leaves.
+    stays: OnDisconnect,
     /// Start of the addresses in the answer.
     base: String,
 }
@@ -122,14 +154,14 @@ struct Wish {
 async fn generate_new(
     gateway: &Gateway,
     request: ImageRequest,
-    on_disconnect: OnDisconnect,
+    caller: &Caller,
     wish: Wish,
 ) -> Result<Response, ApiError> {
     gateway.check_ready()?;
-    let order = gateway.order(request).await?;
+    let order = gateway.order(request, caller).await?;
     let room = gateway.jobs.admit(&order)?;
     let mut open = gateway.jobs.follow(order, Start::New(room))?;
-    let stay = Stay::new(gateway, &open, on_disconnect);
+    let stay = Stay::new(gateway, &open, wish.stays);
     let answer = match open.queued().await {
         Ok(()) => reply(gateway, open, wish).await,
         Err(NotQueued::Refused(error)) => Err(error),
@@ -232,8 +264,19 @@ async fn with_pictures(
     rendered.map_err(|_| internal("the answer cannot be written"))?
 }
 
-async fn content(gateway: &Gateway, id: &str, headers: &HeaderMap) -> Result<Response, ApiError> {
+async fn content(
+    gateway: &Gateway,
+    id: &str,
+    headers: &HeaderMap,
+    caller: &Caller,
+) -> Result<Response, ApiError> {
     let id: OutputId = id.parse().map_err(|_| no_image())?;
+    // Whose it is, the record says; a result does not.
+    if let Caller::Tenant(_) = caller {
+        let record = gateway.bus.job(id.job).await?;
+        let theirs = record.is_some_and(|record| caller.may_see(&record));
+        theirs.then_some(()).ok_or_else(no_image)?;
+    }
     let place = gateway.pictures_out.places(1).await;
     let outcome = match gateway.bus.result(id).await? {
         Some(result) => result.outcome,

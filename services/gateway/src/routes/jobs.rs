@@ -20,6 +20,7 @@ use crate::{
     job_answer::{JobAnswer, JobView, LifeByOutput},
     outcome::EndedByOutput,
     reply::{ApiError, with_request_id},
+    tenants::Caller,
     waiting::so_far,
 };
 
@@ -32,17 +33,25 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(warp::get())
         .and(spanned(JOB))
         .and(with(gateway))
+        .and(warp::header::headers_cloned())
         .and(host())
-        .then(|id: String, span, gateway: Arc<Gateway>, host| {
-            answer(span, async move { show(&gateway, &id, host).await })
+        .then(|id: String, span, gateway: Arc<Gateway>, headers, host| {
+            answer(span, async move {
+                let caller = gateway.caller(&headers)?;
+                show(&gateway, &caller, &id, host).await
+            })
         });
     let cancel = path
         .and(warp::delete())
         .and(spanned(JOB))
         .and(with(gateway))
+        .and(warp::header::headers_cloned())
         .and(host())
-        .then(|id: String, span, gateway: Arc<Gateway>, host| {
-            answer(span, async move { cancel(&gateway, &id, host).await })
+        .then(|id: String, span, gateway: Arc<Gateway>, headers, host| {
+            answer(span, async move {
+                let caller = gateway.caller(&headers)?;
+                cancel(&gateway, &caller, &id, host).await
+            })
         });
     let others = path.map(|_| only("GET, DELETE")());
     show.or(cancel).unify().or(others).unify().boxed()
@@ -52,15 +61,28 @@ fn not_found() -> ApiError {
     ApiError::new(ErrorCode::NotFound, "there is no such job")
 }
 
-async fn show(gateway: &Gateway, id: &str, host: Option<Authority>) -> Result<Response, ApiError> {
+/// Another's job is not there.
+fn theirs(caller: &Caller, record: &JobRecord) -> Result<(), ApiError> {
+    let seen = caller.may_see(record).then_some(());
+    seen.ok_or_else(not_found)
+}
+
+async fn show(
+    gateway: &Gateway,
+    caller: &Caller,
+    id: &str,
+    host: Option<Authority>,
+) -> Result<Response, ApiError> {
     let id: JobId = id.parse().map_err(|_| not_found())?;
     let (record, ended, progress) = match gateway.jobs.open(id) {
         Some(open) => {
+            theirs(caller, &open.record)?;
             let (ended, progress) = so_far(&open);
             (open.record, ended, progress)
         }
         None => {
             let record = Arc::new(gateway.bus.job(id).await?.ok_or_else(not_found)?);
+            theirs(caller, &record)?;
             let ended = gateway.jobs.stored(&record).await?.ok_or_else(not_found)?;
             // Progress is not stored: only the gateway that follows the job knows it.
             (record, ended, ProgressByOutput::new())
@@ -72,11 +94,13 @@ async fn show(gateway: &Gateway, id: &str, host: Option<Authority>) -> Result<Re
 /// Ends what has not ended. Answers with what the job is now, which for a job that had ended is what it was.
 async fn cancel(
     gateway: &Gateway,
+    caller: &Caller,
     id: &str,
     host: Option<Authority>,
 ) -> Result<Response, ApiError> {
     let id: JobId = id.parse().map_err(|_| not_found())?;
     let record = gateway.bus.job(id).await?.ok_or_else(not_found)?;
+    theirs(caller, &record)?;
     let ended = gateway.jobs.cancel(&record).await?.ok_or_else(not_found)?;
     told(gateway, &record, &ended, &ProgressByOutput::new(), host).await
 }

@@ -25,7 +25,13 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(warp::get())
         .and(spanned(WORKERS))
         .and(with(gateway))
-        .then(|span, gateway: Arc<Gateway>| answer(span, async move { list(&gateway).await }));
+        .and(warp::header::headers_cloned())
+        .then(|span, gateway: Arc<Gateway>, headers| {
+            answer(span, async move {
+                gateway.caller(&headers)?;
+                list(&gateway).await
+            })
+        });
     list.or(path.map(only("GET"))).unify().boxed()
 }
 

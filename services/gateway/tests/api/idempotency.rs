@@ -168,6 +168,8 @@ pub(crate) async fn claim_only(
         job: protocol::JobId::generate(),
         accepted_at,
         deadline_at: accepted_at + 60_000,
+        tenant: None,
+        trace_id: None,
         ..written.record
     };
     let claim = IdempotencyRecord {

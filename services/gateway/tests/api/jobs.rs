@@ -171,6 +171,8 @@ async fn a_job_whose_gateway_is_gone_is_ended_by_who_asks_after_its_deadline() {
         denoise: job.denoise,
         accepted_at: job.accepted_at,
         deadline_at: job.deadline_at,
+        tenant: None,
+        trace_id: None,
     };
     deployment.bus.create_job(&record).await.unwrap();
     deployment

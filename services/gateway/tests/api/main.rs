@@ -13,6 +13,7 @@ mod images;
 mod jobs;
 mod life;
 mod requests;
+mod tenants;
 mod timeout;
 mod variations;
 mod workers;

@@ -139,6 +139,8 @@ async fn a_job_record_reads_back() {
         denoise: job.denoise,
         accepted_at: 1,
         deadline_at: 2,
+        tenant: None,
+        trace_id: None,
     };
     assert_eq!(site.bus.job(record.job).await.unwrap(), None);
     site.bus.create_job(&record).await.unwrap();

@@ -165,6 +165,8 @@ pub(crate) fn record(job: u128) -> JobRecord {
         denoise: ar.denoise,
         accepted_at: 1,
         deadline_at: 2,
+        tenant: None,
+        trace_id: None,
     }
 }
 

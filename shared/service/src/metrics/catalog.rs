@@ -149,6 +149,20 @@ catalog! {
     REJECTIONS = Counter, "fresco_rejections", ["reason"], GATEWAY,
         "Requests for pictures that were refused, or not queued for certain, by error code";
 
+    // What each tenant gets and what it costs. Of jobs accepted here, and that ended while this gateway followed them.
+    TENANT_JOBS = Counter, "fresco_tenant_jobs", ["tenant", "outcome"], GATEWAY,
+        "Requests that ended, by whose they were: a name of `--tenants`, or none";
+    TENANT_IMAGES = Counter, "fresco_tenant_images", ["tenant"], GATEWAY,
+        "Pictures finished, by tenant";
+    TENANT_QUEUE_WAIT = Histogram(JOB_SECONDS), "fresco_tenant_queue_wait_seconds", ["tenant"], GATEWAY,
+        "What a finished picture waited for both stages, by tenant";
+    TENANT_DEVICE = Counter, "fresco_tenant_device_seconds", ["tenant"], GATEWAY,
+        "Time of denoisers that finished pictures took, denoising and decoding, by tenant; attempts that came to nothing are nobody's";
+    TENANT_OUTPUTS_OPEN = Gauge, "fresco_tenant_outputs_open", ["tenant"], GATEWAY,
+        "Outputs that have not ended, by tenant";
+    TENANT_REJECTIONS = Counter, "fresco_tenant_rejections", ["tenant"], GATEWAY,
+        "Requests for pictures that were refused, or not queued for certain, by tenant; without a good key: none";
+
     // Where the time goes. Of jobs accepted here, and that ended while this gateway followed them.
     JOB_DURATION = Histogram(JOB_SECONDS), "fresco_job_duration_seconds",
         ["outcome", "size_class", "class"], GATEWAY,
@@ -311,6 +325,8 @@ mod tests {
             "stage",
             "stream",
             "state",
+            // Those of a file that is read once, 100 at most.
+            "tenant",
             // One series a process, and a new one at each start: what others say more about it is joined to.
             "worker",
             "host",

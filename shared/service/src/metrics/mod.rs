@@ -130,6 +130,11 @@ impl Metrics {
         self.labelled(spec)
     }
 
+    /// Counters of seconds with labels.
+    pub fn seconds_by<const N: usize>(&self, spec: Spec) -> Labelled<SecondsCounter, N> {
+        self.labelled(spec)
+    }
+
     /// Histograms with labels, whose observations name their traces.
     pub fn traced_by<const N: usize>(&self, spec: Spec) -> TracedBy<N> {
         let family = Family::new_with_constructor(Buckets(bounds(spec)));
@@ -211,7 +216,7 @@ fn bounds(spec: Spec) -> &'static [f64] {
     }
 }
 
-/// Values of labels that are written in the program: no number of jobs makes more of them.
+/// Values of labels that are written in the program, or read once at its start: no number of jobs makes more of them.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
 /// A metric with labels.

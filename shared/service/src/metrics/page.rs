@@ -15,7 +15,7 @@ All times are in seconds. The histograms marked † carry exemplars: the trace o
 What the queues say comes from the broker at the moment of the scrape, from every gateway alike: take the maximum over
 gateways, not the sum. While the broker does not answer, those are absent rather than old.
 
-There are no tenants and no webhooks, so there are no metrics of either yet.
+There are no webhooks, so there are no metrics of them yet.
 ";
 
 /// The page.
