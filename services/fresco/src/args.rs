@@ -1,5 +1,6 @@
 //! The command line. With `operator`, the only file that names environment variables (through clap).
 
+mod api_key;
 mod bench;
 mod operator;
 
@@ -9,10 +10,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
+use clap::{
+    Args, CommandFactory, Parser, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser as _},
+    error::ErrorKind,
+};
 use protocol::{ImageSize, Prefix, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
 use service::{Admission, BusArgs, ReplayArgs};
 
+pub use self::api_key::{ApiKey, ApiKeyError};
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
 pub use self::operator::{
     CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WantedArgs, WatchArgs, WhichDead, WorkersArgs,
@@ -134,7 +140,7 @@ pub struct UpArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "engine", "model", "srt_urls", "times", "denoisers", "listen", "nats_urls", "prefix", "ack_wait_s",
-            "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms"
+            "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms", "admin_key_file", "tenants"
         ]
     )]
     pub fleet: Option<PathBuf>,
@@ -201,6 +207,14 @@ pub struct UpArgs {
     #[arg(long)]
     pub no_prior_cache: bool,
 
+    /// File with the key of every process's `/logfilter`
+    #[arg(long, value_name = "FILE")]
+    pub admin_key_file: Option<PathBuf>,
+
+    /// File that names the clients and the hashes of their keys, see docs/tenants.md [default: all are one, without a key]
+    #[arg(long, value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+
     /// Folder of the services' programs [default: that of this one]
     #[arg(long, value_name = "DIR", hide = true)]
     pub bin_dir: Option<PathBuf>,
@@ -265,6 +279,26 @@ pub struct GatewayArgs {
         default_value = "http://127.0.0.1:8080"
     )]
     pub url: String,
+
+    /// File with the key that the gateway asks for, if it does; or have the key itself in FRESCO_API_KEY
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_parser = PathBufValueParser::new().try_map(|file| ApiKey::read(&file))
+    )]
+    pub api_key_file: Option<ApiKey>,
+
+    /// Meant for the environment: a command line is readable by everybody on the machine
+    // Not OpenAI's variable: that key is not to be told to whoever answers here.
+    #[arg(long, env = "FRESCO_API_KEY", hide = true, hide_env_values = true)]
+    pub api_key: Option<ApiKey>,
+}
+
+impl GatewayArgs {
+    /// The key, if one is given; a file is nearer than the environment.
+    pub fn key(&self) -> Option<&ApiKey> {
+        self.api_key_file.as_ref().or(self.api_key.as_ref())
+    }
 }
 
 /// `fresco nats`.

@@ -51,7 +51,7 @@ pub(crate) async fn run(command: DeadCommand) -> Result<(), Failure> {
             which,
             gateway,
         } => {
-            let gateway = Gateway::new(&gateway.url)?;
+            let gateway = Gateway::of(&gateway)?;
             let bus = nats::connect(&args).await?;
             for letter in chosen(&bus, &which).await? {
                 let job = replay(&bus, &letter).await?;
@@ -100,7 +100,11 @@ async fn chosen(bus: &Bus, which: &WhichDead) -> Result<Vec<DeadLetter>, Failure
 /// made again.
 async fn replay(bus: &Bus, letter: &DeadLetter) -> Result<JobId, Failure> {
     let job = JobId::generate();
-    let revival = letter.revive(job, clock::unix_millis());
+    let mut revival = letter.revive(job, clock::unix_millis());
+    // Whose it was, its record says, for as long as there is one.
+    let record = bus.job(letter.output.job).await;
+    let record = record.map_err(|error| failed(&error))?;
+    revival.record.tenant = record.and_then(|record| record.tenant);
     bus.create_job(&revival.record)
         .await
         .map_err(|error| Failure::failed(&error))?;

@@ -2,9 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{
+    Args, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser as _},
+};
 use protocol::{ImageSize, limits::OUTPUTS_PER_JOB_MAX};
 use service::Admission;
+
+use super::ApiKey;
 
 /// Slowest open load: one request in three hours.
 const RATE_MIN: f64 = 1e-4;
@@ -108,6 +113,15 @@ pub struct BenchRunArgs {
     /// Ask this gateway instead of starting a fleet; the other flags say what fleet it has
     #[arg(long = "url", value_name = "URL")]
     pub url: Option<String>,
+
+    /// File with the key that it asks for, if it does
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "url",
+        value_parser = PathBufValueParser::new().try_map(|file| ApiKey::read(&file))
+    )]
+    pub api_key_file: Option<ApiKey>,
 
     /// Name of the result
     #[arg(long, value_name = "NAME", default_value = "run", requires = "out")]

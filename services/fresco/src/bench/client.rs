@@ -14,7 +14,10 @@ use super::{
     load::Load,
     summary::{Answered, Busy, Edge, Record, Recorder},
 };
-use crate::generate::client::Timings;
+use crate::{
+    args::BenchRunArgs,
+    generate::client::{Timings, headers},
+};
 
 /// The part of the gateway's answer that is of interest.
 #[derive(Debug, Deserialize)]
@@ -43,13 +46,16 @@ pub(crate) fn nonce(seed: u64) -> u64 {
 }
 
 impl Asker {
-    pub(crate) fn new(gateway: &str, time_scale: f64, nonce: u64) -> Result<Self, Failure> {
+    pub(crate) fn new(gateway: &str, args: &BenchRunArgs, nonce: u64) -> Result<Self, Failure> {
         // No proxy: gateways are called by their own address, loopback above all.
-        let http = Client::builder().no_proxy().build();
+        let http = Client::builder()
+            .default_headers(headers(args.api_key_file.as_ref())?)
+            .no_proxy()
+            .build();
         Ok(Self {
             url: format!("{}/v1/images/generations", gateway.trim_end_matches('/')),
             http: http.map_err(|error| Failure::failed(&error))?,
-            time_scale,
+            time_scale: args.time_scale,
             nonce,
         })
     }

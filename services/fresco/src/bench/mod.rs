@@ -91,7 +91,7 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
     let url = url.or_else(|| args.url.clone()).unwrap_or_default();
     let supervisor = own.as_ref().and_then(Fleet::supervisor);
     let (mut before, mut after) = (cpu::times(supervisor), cpu::CpuTimes::new());
-    let asker = Asker::new(&url, args.time_scale, client::nonce(load.seed))?;
+    let asker = Asker::new(&url, args, client::nonce(load.seed))?;
     let asked = asker.ask(&load, |edge| match edge {
         Edge::Opens => before = cpu::times(supervisor),
         Edge::Closes => after = cpu::times(supervisor),

@@ -3,13 +3,18 @@
 use std::{fmt, time::Duration};
 
 use protocol::{ImageSize, JobId, OutputId, PriorId, PriorityClass, Stage};
-use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use reqwest::{
+    Client, RequestBuilder, Response, StatusCode,
+    header::{AUTHORIZATION, HeaderMap, HeaderValue},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use service::{
     exit::{Failure, chain},
     without_credentials,
 };
 use tokio::time::{Instant, sleep};
+
+use crate::args::{ApiKey, GatewayArgs};
 
 /// A gateway that cannot be reached for this long is given up; a restart of one takes a second or two.
 const UNREACHABLE_MAX: Duration = Duration::from_secs(15);
@@ -151,10 +156,16 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
+    /// The one that the flags name, with the key that they give.
+    pub(crate) fn of(args: &GatewayArgs) -> Result<Self, Failure> {
+        Self::new(&args.url, args.key())
+    }
+
     /// At the URL `base`.
-    pub(crate) fn new(base: &str) -> Result<Self, Failure> {
+    fn new(base: &str, key: Option<&ApiKey>) -> Result<Self, Failure> {
         // No proxy: gateways are called by their own address, loopback above all.
         let http = Client::builder()
+            .default_headers(headers(key)?)
             .no_proxy()
             .timeout(REQUEST_TIMEOUT)
             .build();
@@ -257,6 +268,18 @@ impl Gateway {
     }
 }
 
+/// What every request brings.
+pub(crate) fn headers(key: Option<&ApiKey>) -> Result<HeaderMap, Failure> {
+    let mut headers = HeaderMap::new();
+    if let Some(key) = key {
+        let value = HeaderValue::try_from(key.authorization());
+        let mut value = value.map_err(|error| Failure::unusable(&error))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    Ok(headers)
+}
+
 fn job_path(job: JobId) -> String {
     format!("/v1/images/jobs/{job}")
 }
@@ -346,11 +369,11 @@ mod tests {
 
     #[test]
     fn credentials_of_a_gateway_are_not_shown() {
-        let gateway = Gateway::new("http://user:secret@h:1").expect("a URL");
+        let gateway = Gateway::new("http://user:secret@h:1", None).expect("a URL");
         let job = JobId::from_u128(7);
         let shown = gateway.job_url(job);
         assert!(shown.starts_with("http://h:1/v1/images/jobs/"), "{shown}");
-        let Err(refused) = Gateway::new("ftp://user:secret@h") else {
+        let Err(refused) = Gateway::new("ftp://user:secret@h", None) else {
             panic!("ftp is not spoken")
         };
         let refused = refused.to_string();
@@ -362,10 +385,10 @@ mod tests {
 
     #[test]
     fn a_gateway_is_a_web_address() {
-        assert!(Gateway::new("http://127.0.0.1:8080/").is_ok());
+        assert!(Gateway::new("http://127.0.0.1:8080/", None).is_ok());
         for bad in ["", "127.0.0.1:8080", "ftp://h", "https://h"] {
             assert!(
-                matches!(Gateway::new(bad), Err(Failure::Unusable(_))),
+                matches!(Gateway::new(bad, None), Err(Failure::Unusable(_))),
                 "{bad}"
             );
         }

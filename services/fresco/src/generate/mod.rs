@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(250);
 
 /// Returns when every picture is a file, or cannot be.
 pub(crate) async fn run(args: GenerateArgs) -> Result<(), Failure> {
-    let gateway = Gateway::new(&args.gateway.url)?;
+    let gateway = Gateway::of(&args.gateway)?;
     // Before anything is queued: a picture that cannot be written need not be painted.
     fs::create_dir_all(&args.out).map_err(|error| cannot_write(&args.out, &error))?;
     let wish = Wish {

@@ -38,6 +38,7 @@ struct FleetFile {
     times: Option<PathBuf>,
     time_scale: Option<f64>,
     faults: Option<PathBuf>,
+    admin_key_file: Option<PathBuf>,
     #[serde(default)]
     broker: Broker,
     gateway: Gateway,
@@ -82,6 +83,7 @@ struct Gateway {
     listen: SocketAddr,
     health_listen: Option<SocketAddr>,
     public_url: Option<String>,
+    tenants: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -286,6 +288,8 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
     args.replay.times = file.times.map(|path| folder.join(path));
     args.replay.time_scale = file.time_scale.unwrap_or(1.0);
     args.replay.faults = file.faults.map(|path| folder.join(path));
+    args.admin_key_file = file.admin_key_file.map(|path| folder.join(path));
+    args.tenants = file.gateway.tenants.map(|path| folder.join(path));
     args.srt_urls = file.ar.srt_urls;
     args.ar_slots_max = file.ar.slots_max;
     args.admission = file.ar.admission.map(|admission| match admission {

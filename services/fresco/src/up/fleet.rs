@@ -76,6 +76,9 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
             "--grace-s".into(),
             grace.into(),
         ]);
+        if let Some(file) = &args.admin_key_file {
+            arguments.extend(["--admin-key-file".into(), file.into()]);
+        }
         arguments.extend(own);
         ChildSpec {
             name: pinned.name.clone(),
@@ -103,15 +106,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     if args.no_prior_cache {
         batcher.push("--no-prior-cache".into());
     }
-    let mut gateway: Vec<OsString> = vec![
-        "--listen".into(),
-        surroundings.listen.to_string().into(),
-        "--health-listen".into(),
-        surroundings.gateway_health.to_string().into(),
-    ];
-    if let Some(url) = &site.public_url {
-        gateway.extend(["--public-url".into(), url.into()]);
-    }
+    let gateway = gateway(args, site, surroundings);
     let mut services = vec![
         service(&Pinned::nowhere(GATEWAY.to_owned()), GATEWAY, gateway),
         service(&site.ar_batcher, AR_BATCHER, batcher),
@@ -119,6 +114,23 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     let denoisers = site.denoisers.iter();
     services.extend(denoisers.map(|pinned| service(pinned, "denoiser", engine.clone())));
     services
+}
+
+/// What the gateway is told besides.
+fn gateway(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = vec![
+        "--listen".into(),
+        surroundings.listen.to_string().into(),
+        "--health-listen".into(),
+        surroundings.gateway_health.to_string().into(),
+    ];
+    if let Some(file) = &args.tenants {
+        flags.extend(["--tenants".into(), file.into()]);
+    }
+    if let Some(url) = &site.public_url {
+        flags.extend(["--public-url".into(), url.into()]);
+    }
+    flags
 }
 
 /// What the workers run: a model, which is the engine that they have by themselves, or a replay.
@@ -212,6 +224,20 @@ mod tests {
             ),
             expected
         );
+    }
+
+    #[test]
+    fn everybody_has_the_operators_key_and_the_gateway_knows_the_tenants() {
+        let common =
+            "--nats-url nats://a:1,nats://b:2 --prefix fresco --grace-s 3 --admin-key-file /k";
+        let listens = "--listen 127.0.0.1:8081 --health-listen 127.0.0.1:8082";
+        let expected = [
+            format!("gateway = /bin/fresco-gateway {common} {listens} --tenants /t"),
+            format!("ar-batcher = /bin/fresco-ar-batcher {common} --model /m"),
+            format!("denoiser-0 = /bin/fresco-denoiser {common} --model /m"),
+        ];
+        let flags = "--model /m --denoisers 1 --admin-key-file /k --tenants /t";
+        assert_eq!(children(flags), expected);
     }
 
     #[test]

@@ -260,6 +260,8 @@ async fn tend(operator: &Bus) {
     })
     .await;
     operator.create_job(&record(1)).await.unwrap();
+    let known = operator.job(record(1).job).await.unwrap();
+    assert!(known.is_some() && operator.job(record(99).job).await.unwrap().is_none());
     let class = PriorityClass::Standard;
     operator.publish_ar_job(class, &ar_job(3)).await.unwrap();
     operator
