@@ -297,9 +297,39 @@ def tracing():
                      [("Find", find), ("One trace", one), ("Graph", graph), ("Spans", red)], variables)
 
 
+def tenants():
+    # Nobody's is what came without a key, or everything where clients are not told apart.
+    device = f'sum by (tenant) (rate(fresco_tenant_device_seconds_total{{tenant!="none"}}{INTERVAL}))'
+    busy = f"({device} > 0)"
+    share = [
+        stacked("Share of device time", "Of the time of denoisers that finished pictures took, by tenant.", "percentunit",
+                query(f"sum by (tenant) (rate(fresco_tenant_device_seconds_total{INTERVAL})) / on() group_left() "
+                      f"sum(rate(fresco_tenant_device_seconds_total{INTERVAL}))", "{{tenant}}"), must=True, width=12),
+        panel("Fairness", "Jain's index over the device time of tenants that got any: 1 where all got the same, 1/n where one "
+              "of n got everything. Low is unfair only where all asked for more.", "percentunit",
+              query(f"sum({busy}) ^ 2 / (count({busy}) * sum({busy} ^ 2))", "Jain"), must=True, width=6),
+        panel("Open outputs", "Outputs accepted and not ended.", "short",
+              query("sum by (tenant) (fresco_tenant_outputs_open)", "{{tenant}}"), must=True, width=6),
+    ]
+    service = [
+        panel("Wait", "p95 of what finished pictures waited for both stages.", "s",
+              quantiles("fresco_tenant_queue_wait_seconds", by="tenant", of=(0.95,)), must=True),
+        stacked("Images", "Pictures finished per minute.", "short",
+                query(per_minute("fresco_tenant_images_total", by="tenant"), "{{tenant}}"), must=True),
+        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps.", "s",
+              query(f"{device} / sum by (tenant) (rate(fresco_tenant_images_total{INTERVAL}))", "{{tenant}}"), must=True),
+        stacked("Jobs by outcome", "Requests that ended per minute.", "short",
+                query(per_minute("fresco_tenant_jobs_total", by="tenant, outcome"), "{{tenant}} {{outcome}}"), must=True),
+        panel("Rejections", "Requests for pictures refused per minute; those without a good key are nobody's: none.", "short",
+              query(per_minute("fresco_tenant_rejections_total", by="tenant"), "{{tenant}}"), must=True),
+    ]
+    return dashboard("fresco-tenants", "Fresco / Tenants", "Who gets what of the devices, and how long each waits.",
+                     [("Share", share), ("Service", service)], [PROMETHEUS])
+
+
 PROMETHEUS = variable("prometheus", "prometheus", "Prometheus")
 DASHBOARDS = {"overview": overview, "pipeline": pipeline, "workers": workers, "reliability": reliability,
-              "tracing": tracing}
+              "tenants": tenants, "tracing": tracing}
 
 
 def written(make):

@@ -26,6 +26,7 @@ mod rolling;
 mod secured;
 mod srt;
 mod stages;
+mod tenants;
 mod traces;
 mod up;
 mod worker_loss;

@@ -8,6 +8,7 @@ use integration::{
     dashboards::dashboards,
     fleet::{Fleet, until},
     prometheus::Prometheus,
+    tenants::{PRESS, STUDIO, TestTenant, tenants_file},
 };
 use protocol::Role;
 use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
@@ -50,6 +51,30 @@ fn load(fleet: &Fleet, tracker: &TaskTracker, stop: &CancellationToken) {
             }
         };
         tracker.spawn(async move { stop.run_until_cancelled(work).await });
+    }
+}
+
+/// Clients with a key each, of a gateway that tells them apart.
+fn load_of_tenants(gateway: &Api, tracker: &TaskTracker, stop: &CancellationToken) {
+    for (number, tenant) in (0..).zip([STUDIO, PRESS]) {
+        let (api, stop) = (gateway.clone(), stop.clone());
+        let work = async move {
+            for round in 0_u64.. {
+                let request = request(100_000 + number * 1_000 + round, "a vase");
+                drop(api.generate(&request, &[tenant.header()]).await);
+            }
+        };
+        tracker.spawn(async move { stop.run_until_cancelled(work).await });
+    }
+}
+
+/// What a gateway with tenants refuses: a request without a key, and a bad one with.
+async fn refused(gateway: &Api) {
+    let keys: [&[TestTenant]; 2] = [&[], &[STUDIO]];
+    for (keys, status) in keys.into_iter().zip([401, 400]) {
+        let headers: Vec<_> = keys.iter().map(TestTenant::header).collect();
+        let answer = gateway.generate(&json!({"prompt": 7}), &headers).await;
+        assert_eq!(answer.unwrap().status.as_u16(), status);
     }
 }
 
@@ -143,12 +168,17 @@ async fn every_panel_shows_a_fleet_at_work_and_its_time_adds_up() {
     let start = Instant::now();
     let mut fleet = Fleet::replay(3, TIMES).await;
     let prometheus = Prometheus::start().await;
+    let tenants = tenants_file(fleet.folder());
+    let tenants = ["--tenants", tenants.to_str().unwrap()];
+    let (_process, tenants) = fleet.start_gateway("tenants", &tenants).await;
     prometheus.watch(&fleet.bus, &ROLES).await;
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     // Seen idle, then at work, then in trouble, and for long enough that rates are drawn from several scrapes.
     scrapes(&prometheus, 1).await;
     load(&fleet, &tracker, &stop);
+    load_of_tenants(&tenants, &tracker, &stop);
     scrapes(&prometheus, 4).await;
+    refused(&tenants).await;
     trouble(&mut fleet, &prometheus).await;
     scrapes(&prometheus, 14).await;
     let seconds = start.elapsed().as_secs();

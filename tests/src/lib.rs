@@ -18,6 +18,7 @@ pub mod recipe;
 #[path = "../../shared/messaging/tests/common/secured.rs"]
 pub mod secured;
 pub mod srt;
+pub mod tenants;
 
 // As the harness is called where it lies.
 use broker as common;
