@@ -213,10 +213,10 @@ mod tests {
     #[test]
     fn the_first_job_of_a_kind_raises_a_series_that_is_there() {
         let metrics = Metrics::new(Role::Gateway);
-        let counters = Counters::register(&metrics);
+        let counters = Counters::register(&metrics, None);
         let before = series(&metrics);
         let mut rng = StdRng::seed_from_u64(7);
-        record(&counters, &mut rng);
+        record(&counters, &[None], &mut rng);
         assert_eq!(series(&metrics), before);
     }
 
