@@ -30,9 +30,14 @@ async fn painting(collector: &Collector, script: &[Rule], flags: &[&str]) -> Fle
         denoisers: 1,
         ack_wait: REPLAY_ACK_WAIT,
         engine: Engine::Replay(ENDLESS),
-        shell_flags: ["--otlp-endpoint", &collector.url(), "--otlp-protocol", "grpc"]
-            .map(str::to_owned)
-            .to_vec(),
+        shell_flags: [
+            "--otlp-endpoint",
+            &collector.url(),
+            "--otlp-protocol",
+            "grpc",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
         ..Size::default()
     };
     let fleet = Fleet::start_with(size, flags).await;
@@ -81,6 +86,9 @@ async fn a_device_that_hangs_is_the_error_of_its_attempt() {
     let status = fleet.denoisers[0].end(END_WITHIN).await;
     assert!(!status.success(), "{status}");
     let attempt = attempt(&collector).await;
-    assert_eq!(attempt.text(attribute::ERROR_TYPE), Some(value::DEVICE_HANGS));
+    assert_eq!(
+        attempt.text(attribute::ERROR_TYPE),
+        Some(value::DEVICE_HANGS)
+    );
     assert!(attempt.failed());
 }

@@ -320,7 +320,10 @@ mod tests {
         use protocol::LifeEvent::{GivenBack, PriorStored, Started};
         let worker = || "a".parse().expect("allowed characters");
         let stage = WorkStage::Prior;
-        let started = || Started { stage, worker: worker() };
+        let started = || Started {
+            stage,
+            worker: worker(),
+        };
         let looked = |index, events: Vec<protocol::LifeEvent>, verdict| {
             let output = JobId::from_u128(1).output(OutputIndex::new(index).expect("small"));
             let mut life = OutputLife::queued(output, 0);
@@ -335,14 +338,24 @@ mod tests {
         };
         let given_back = |index| {
             let worker = worker();
-            looked(index, vec![started(), GivenBack { stage, worker }], Verdict::Run)
+            looked(
+                index,
+                vec![started(), GivenBack { stage, worker }],
+                Verdict::Run,
+            )
         };
         let fanned_out = |index| looked(index, vec![started(), PriorStored], Verdict::Skip);
         let vanished = |index| looked(index, vec![started()], Verdict::Run);
         for (looked, wanted) in [
             (vec![], None),
-            (vec![given_back(0), given_back(1)], Some(Redelivery::GivenBack)),
-            (vec![fanned_out(0), given_back(1)], Some(Redelivery::GivenBack)),
+            (
+                vec![given_back(0), given_back(1)],
+                Some(Redelivery::GivenBack),
+            ),
+            (
+                vec![fanned_out(0), given_back(1)],
+                Some(Redelivery::GivenBack),
+            ),
             (vec![given_back(0), vanished(1)], Some(Redelivery::Lost)),
             (vec![fanned_out(0), fanned_out(1)], Some(Redelivery::Lost)),
         ] {
