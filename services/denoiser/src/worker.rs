@@ -77,6 +77,9 @@ impl Worker<'_> {
     pub(crate) async fn run(&mut self, mut queue: WorkQueue) -> Result<(), DeviceThreadDied> {
         let mut outcome = Ok(());
         while let Some(delivery) = self.stop.run_until_cancelled(queue.next()).await {
+            if !delivery.is_traced() {
+                self.counters.worker.untraced.inc();
+            }
             let span = delivery.span();
             // Of its own, because it holds the job and what is known of it many times over on its branches.
             outcome = Box::pin(self.serve(delivery)).instrument(span).await;
@@ -102,9 +105,6 @@ impl Worker<'_> {
     }
 
     async fn serve(&mut self, delivery: Delivery) -> Result<(), DeviceThreadDied> {
-        if !delivery.is_traced() {
-            self.counters.worker.untraced.inc();
-        }
         let (claim, publisher) = (tracing::debug_span!(span::CLAIM), delivery.publisher());
         let Delivery {
             subject,
@@ -148,8 +148,7 @@ impl Worker<'_> {
         };
         let decision = decide(&job, &facts, &asking);
         if matches!(decision, Decision::Paint | Decision::GiveUp) {
-            let (worker, now) = (asking.worker, asking.now);
-            publisher.tell_lost(&facts.life, WorkStage::Denoise, worker, now);
+            publisher.tell_lost(&facts.life, WorkStage::Denoise, asking.worker, asking.now);
         }
         match decision {
             Decision::Paint => {
