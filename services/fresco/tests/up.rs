@@ -310,6 +310,14 @@ async fn what_cannot_be_used_is_said_before_anything_starts() {
     let output = end(site.up_at(&listen)).await;
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("--listen"), "{}", said(&output));
+    let probes = format!("health_listen = \"{listen}\"\n[ar]");
+    let output = end(site.up_fleet(&ONE_BROKEN.replace("[ar]", &probes))).await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("`gateway.health_listen`"),
+        "{}",
+        said(&output)
+    );
 
     fs::remove_file(site.path("bin/fresco-gateway")).expect("it is there");
     let output = end(site.up()).await;

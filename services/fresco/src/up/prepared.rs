@@ -56,7 +56,7 @@ impl Prepared {
         if let Some(file) = &args.url_file {
             remove_if_there(file)?;
         }
-        let (listen, gateway_health) = free_addresses(args.listen, site.gateway_health)?;
+        let (listen, gateway_health) = free_addresses(args, site)?;
         let mut children = Vec::new();
         let mut nats_urls = args.nats_urls.clone();
         let mut system_url = None;
@@ -178,24 +178,30 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
     })
 }
 
-/// `wanted` and one for the gateway's probes, with real ports for port 0: a gateway that is restarted keeps them.
-fn free_addresses(
-    wanted: SocketAddr,
-    probes: Option<SocketAddr>,
-) -> Result<(SocketAddr, SocketAddr), Failure> {
-    let bind = |wanted| {
+/// Where the gateway listens, and one for its probes, with real ports for port 0: a gateway that is restarted keeps them.
+fn free_addresses(args: &UpArgs, site: &Site) -> Result<(SocketAddr, SocketAddr), Failure> {
+    let (listen_name, probes_name) = match args.fleet {
+        Some(_) => ("`gateway.listen`", "`gateway.health_listen`"),
+        None => ("--listen", "the address of its probes"),
+    };
+    let listen = bound(listen_name, args.listen)?;
+    // While the first one is held: they must not be the same.
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let probes = bound(probes_name, site.gateway_health.unwrap_or(any))?;
+    Ok((listen.0, probes.0))
+}
+
+/// `wanted` with a real port, held; or what is wrong with the address of this name.
+fn bound(name: &str, wanted: SocketAddr) -> Result<(SocketAddr, TcpListener), Failure> {
+    let bind = || {
         let listener = TcpListener::bind(wanted)?;
         Ok((listener.local_addr()?, listener))
     };
-    let bound = bind(wanted).map_err(|error: io::Error| match error.kind() {
+    bind().map_err(|error: io::Error| match error.kind() {
         io::ErrorKind::AddrInUse => {
             let another = SocketAddr::new(wanted.ip(), 0);
-            Failure::Unusable(format!("--listen {wanted}: address is in use: give another one, such as {another} for a free port"))
+            Failure::Unusable(format!("{name} {wanted}: address is in use: give another one, such as {another} for a free port"))
         }
-        _ => Failure::Unusable(format!("--listen {wanted}: {error}")),
-    })?;
-    // While the first one is held: they must not be the same.
-    let probes = bind(probes.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
-    let probes = probes.map_err(|error: io::Error| Failure::failed(&error))?;
-    Ok((bound.0, probes.0))
+        _ => Failure::Unusable(format!("{name} {wanted}: {error}")),
+    })
 }
