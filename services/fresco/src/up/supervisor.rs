@@ -304,15 +304,10 @@ impl Supervisor {
     /// Whether the start is over for everyone because of `id`.
     fn is_lost(&self, id: ChildId) -> bool {
         let child = &self.children[id.0];
-        let others = self
-            .children
-            .iter()
-            .filter(|other| other.layer == child.layer);
-        match (self.limits.start, child.layer) {
-            (StartRule::OneOfEach, Layer::Service) => {
-                others.into_iter().all(|other| other.hopeless)
-            }
-            (StartRule::All | StartRule::OneOfEach, _) => child.hopeless,
+        let mut alike = self.children.iter();
+        match self.limits.start {
+            StartRule::All => child.hopeless,
+            StartRule::OneOfEach => alike.all(|other| other.layer != child.layer || other.hopeless),
         }
     }
 
