@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod dashboards;
 pub mod failover;
 pub mod fleet;
+pub mod hosts;
 pub mod http;
 pub mod judge;
 pub mod otlp;
