@@ -1,5 +1,5 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
-.PHONY: help setup demo up contact-sheet exam test chaos cluster failover bench lint ci goldens clean
+.PHONY: help setup demo up contact-sheet exam test secured chaos cluster failover bench lint ci goldens clean
 
 # Where infra/setup links nats-server, cargo-nextest, Prometheus and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
@@ -8,6 +8,7 @@ help:
 	@echo "make demo     build, start a small fleet, paint a picture, stop it"
 	@echo "make up       the same fleet, until Ctrl-C"
 	@echo "make test     all tests"
+	@echo "make secured  the end-to-end tests on three brokers with TLS and a credential a role"
 	@echo "make exam     600 pictures of the demo model, judged; ten minutes (the tests judge a third)"
 	@echo "make chaos    thousands of requests while everything is killed and frozen; SEED=n again"
 	@echo "make cluster  the same on three brokers whose leaders are killed and rolled"
@@ -43,6 +44,12 @@ test: setup
 	cargo build --locked --workspace --bins
 	cargo nextest run --locked --workspace
 	cargo test --locked --workspace --doc
+
+secured: export OMP_NUM_THREADS = 1
+secured: export FRESCO_TEST_BROKER = secured-cluster
+secured: setup
+	cargo build --locked --workspace --bins
+	cargo nextest run --locked --workspace --profile secured
 
 exam: export OMP_NUM_THREADS = 1
 exam: setup

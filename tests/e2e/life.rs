@@ -109,7 +109,7 @@ async fn a_dead_letter_can_be_replayed_once_the_poison_is_gone() {
     fleet.script(&[]);
     let replay = std::process::Command::new(binary("fresco"))
         .args(["dead", "replay", &letter.output.to_string()])
-        .args(["--nats-url", &fleet.broker.url(), "--prefix", "e2e"])
+        .args(fleet.broker.flags(Role::Operator))
         .args(["--gateway", &fleet.gateway])
         .output()
         .unwrap();

@@ -18,6 +18,7 @@ mod last_spans;
 mod life;
 mod log_filter;
 mod observe;
+mod partition;
 mod peer_faults;
 mod picture;
 mod prior_cache;

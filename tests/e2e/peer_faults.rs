@@ -3,14 +3,10 @@
 //! The table is checked: every number is there once, and every test named in it exists. What no other test shows is
 //! shown below.
 
-use std::{
-    collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
-    net::TcpStream,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
+use async_nats::Client;
+use futures::StreamExt;
 use integration::{
     api::{Api, first_output},
     binary,
@@ -76,19 +72,17 @@ fn request(prompt: &str, steps: u32) -> Value {
 }
 
 /// Publishes past every type of ours, as a client of the broker may. Returns when the broker has it.
-fn publish_raw(fleet: &Fleet, subject: &str, payload: &[u8]) {
-    let url = fleet.broker.url();
-    let mut stream = TcpStream::connect(url.strip_prefix("nats://").unwrap()).unwrap();
-    write!(
-        stream,
-        "CONNECT {{\"verbose\":false}}\r\nPUB {subject} {}\r\n",
-        payload.len()
-    )
-    .unwrap();
-    stream.write_all(payload).unwrap();
-    stream.write_all(b"\r\nPING\r\n").unwrap();
-    let mut lines = BufReader::new(stream).lines();
-    assert!(lines.any(|line| line.unwrap() == "PONG"));
+async fn publish_raw(nats: &Client, subject: String, payload: &'static [u8]) {
+    let echo = nats.new_inbox();
+    let mut echoes = nats.subscribe(echo.clone()).await.unwrap();
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "what follows it tells that it came"
+    )]
+    for (subject, payload) in [(subject, payload), (echo, b"")] {
+        nats.publish(subject, payload.into()).await.unwrap();
+    }
+    echoes.next().await.unwrap();
 }
 
 async fn a03_a38_broken_messages_stop_nobody(fleet: &mut Fleet, api: &Api) {
@@ -108,6 +102,7 @@ async fn a03_a38_broken_messages_stop_nobody(fleet: &mut Fleet, api: &Api) {
     ];
     let broken = ["ar.x", "dn.x.y", "done.x", "prog.x"].map(str::to_owned);
     let subjects = ours.iter().map(Subject::to_string).chain(broken);
+    let (nats, prefix) = (fleet.broker.client().await, fleet.broker.prefix());
     for subject in subjects {
         for payload in [
             &b""[..],
@@ -115,17 +110,13 @@ async fn a03_a38_broken_messages_stop_nobody(fleet: &mut Fleet, api: &Api) {
             &[0xff; 64],
             b"{\"metrics\":{}}",
         ] {
-            publish_raw(fleet, &format!("e2e.{subject}"), payload);
+            publish_raw(&nats, format!("{prefix}.{subject}"), payload).await;
         }
     }
     // Whoever stores what cannot be read ends that output, and no other.
     assert_eq!(api.job(&job).await["status"], "in_progress");
     let result = Subject::Result(painted);
-    publish_raw(
-        fleet,
-        &fleet.bus.prefix().subject(&result),
-        b"\x80\x04K\x01.",
-    );
+    publish_raw(&nats, prefix.subject(&result), b"\x80\x04K\x01.").await;
     assert_eq!(api.until_ended(&job).await["status"], "failed");
 
     let answer = api.generate(&request("a fox", 1), &[]).await.unwrap();
@@ -168,7 +159,9 @@ async fn a13_a_panic_of_a_worker_is_answered_for(fleet: &mut Fleet, api: &Api) {
 
 async fn a41_a_taken_port_is_an_error(fleet: &Fleet, api: &Api) {
     let address = api.url().strip_prefix("http://").unwrap();
-    let flags = ["--listen", address, "--nats-url", &fleet.broker.url()];
+    let bus = fleet.broker.flags(Role::Gateway);
+    let bus = bus.iter().map(String::as_str);
+    let flags: Vec<_> = ["--listen", address].into_iter().chain(bus).collect();
     let gateway = binary("fresco-gateway");
     let mut second = Process::start(&gateway, "on-a-taken-port", &flags, fleet.folder());
     let status = second.end(Duration::from_secs(10)).await;
@@ -177,7 +170,7 @@ async fn a41_a_taken_port_is_an_error(fleet: &Fleet, api: &Api) {
 }
 
 async fn a59_a_proxy_in_the_environment_changes_nothing(fleet: &Fleet) {
-    let (nowhere, url) = ("http://127.0.0.1:9", fleet.broker.url());
+    let nowhere = "http://127.0.0.1:9";
     let variables = [
         "http_proxy",
         "https_proxy",
@@ -195,12 +188,12 @@ async fn a59_a_proxy_in_the_environment_changes_nothing(fleet: &Fleet) {
         "--listen-file",
         file_text,
     ];
-    let bus = ["--nats-url", url.as_str(), "--prefix", "e2e"];
+    let bus = fleet.broker.flags(Role::Gateway);
     let arguments: Vec<_> = variables
         .iter()
         .map(String::as_str)
         .chain(program)
-        .chain(bus)
+        .chain(bus.iter().map(String::as_str))
         .collect();
     let _gateway = Process::start(
         Path::new("/usr/bin/env"),

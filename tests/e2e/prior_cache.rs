@@ -163,7 +163,7 @@ async fn tokens_that_ran_out_are_not_found_and_are_written_again_for_who_asks() 
     let fleet = Fleet::start_with_prior_cache(replay()).await;
     let first = ask(&fleet, &plain()).await;
     let id = prior_id(&first, 0).to_owned();
-    let nats = async_nats::connect(fleet.broker.url()).await.unwrap();
+    let nats = fleet.broker.client().await;
     let bucket = async_nats::jetstream::new(nats)
         .get_stream(format!("KV_{}", fleet.bus.topology().priors.name))
         .await

@@ -71,9 +71,13 @@ impl Site {
         Process::start(&binary(program), name, &flags, self.folder.path())
     }
 
-    /// What the brokers tell of somebody who did what it may not.
-    fn violations(&self) -> Vec<String> {
-        self.nodes.iter().flat_map(Broker::violations).collect()
+    /// What the brokers have told, to their last word, of somebody who did what it may not.
+    fn last_violations(&mut self) -> Vec<String> {
+        self.nodes.iter_mut().for_each(Broker::kill);
+        self.nodes
+            .iter()
+            .flat_map(Broker::last_violations)
+            .collect()
     }
 }
 
@@ -151,7 +155,7 @@ async fn a_deployment_works_on_a_cluster_with_tls_and_a_credential_a_role() {
     for (seed, answer) in (0..).zip(&answers) {
         assert_eq!(answer.seeds(), [10 * seed, 10 * seed + 1], "{answer:?}");
     }
-    assert_eq!(site.violations(), [""; 0]);
+    assert_eq!(site.last_violations(), [""; 0]);
     for process in [&gateway, &watcher, &batcher, &denoisers[1]] {
         assert!(
             !process.log().contains("Permissions Violation"),

@@ -102,7 +102,8 @@ async fn the_last_spans_before_sigterm_arrive_over_both_protocols() {
         let wanted = ["fresco-ar-batcher", "fresco-denoiser", "fresco-gateway"];
         assert_eq!(services(&tree.spans), wanted, "{protocol}");
         for span in &tree.spans {
-            assert_eq!(span.process("service.namespace"), Some("e2e"));
+            let namespace = fleet.broker.prefix().to_string();
+            assert_eq!(span.process("service.namespace"), Some(&*namespace));
             assert!(span.process("service.version").is_some());
             let role = span.process("service.name").unwrap().replace("fresco-", "");
             let name = span.process("service.instance.id").unwrap();

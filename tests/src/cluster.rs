@@ -1,9 +1,9 @@
 //! Brokers that may be killed: one server, or three in a cluster on loopback. Real nats-servers, own ports and stores.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use async_nats::jetstream;
-use messaging::Bus;
+use messaging::{Access, Bus};
 use protocol::{Prefix, topology::Topology};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -133,7 +133,20 @@ pub async fn info(
 
 /// A connection past our own code: what checks it must not share its mistakes.
 pub async fn client(urls: &[String]) -> Option<async_nats::Client> {
-    let options = async_nats::ConnectOptions::new().connection_timeout(Duration::from_secs(2));
+    client_with(urls, &Access::default()).await
+}
+
+/// The same with these files, of which the credential is an nkey's seed.
+pub async fn client_with(urls: &[String], access: &Access) -> Option<async_nats::Client> {
+    let mut options = async_nats::ConnectOptions::new().connection_timeout(Duration::from_secs(2));
+    if let Some(file) = &access.credentials {
+        options = options.nkey(fs::read_to_string(file).ok()?);
+    }
+    if let Some(file) = &access.ca {
+        options = options
+            .add_root_certificates(file.clone())
+            .require_tls(true);
+    }
     let connect = options.connect(urls);
     timeout(Duration::from_secs(5), connect).await.ok()?.ok()
 }

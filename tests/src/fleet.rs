@@ -8,14 +8,12 @@ use std::{
     time::Duration,
 };
 
-use messaging::{Bus, BusConfig};
-use protocol::{
-    OutputId, Prefix, Role, WorkerPresence, WorkerState, limits::ACK_WAIT, topology::Topology,
-};
+use messaging::Bus;
+use protocol::{OutputId, Role, WorkerPresence, WorkerState, limits::ACK_WAIT};
 use replay::{Rule, Table};
 use tempfile::TempDir;
 
-use crate::{api::Api, binary, broker::Broker, http, process::Process, tiny_model};
+use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process, tiny_model};
 
 mod flags;
 mod waiting;
@@ -87,9 +85,9 @@ impl Default for Size {
 
 /// A running deployment.
 pub struct Fleet {
-    /// The broker's own process.
-    pub broker: Broker,
-    /// An operator's connection.
+    /// The broker's own process, or processes.
+    pub broker: Brokers,
+    /// The test's own connection.
     pub bus: Bus,
     /// The API's URL.
     pub gateway: String,
@@ -103,10 +101,6 @@ pub struct Fleet {
     ar_flags: Vec<String>,
     // Last: the folder goes after the processes that write into it.
     folder: TempDir,
-}
-
-fn prefix() -> Prefix {
-    "e2e".parse().expect("allowed characters")
 }
 
 impl Fleet {
@@ -162,46 +156,40 @@ impl Fleet {
     }
 
     async fn start_whole(size: Size, flags: &[&str], prior_cache: PriorCache) -> Self {
-        let broker = Broker::start();
+        let broker = Brokers::start();
         let folder = TempDir::with_prefix("fresco-e2e-").expect("a temporary folder can be made");
-        let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
-        let bus = Bus::connect(&config).await.expect("the broker runs");
-        let topology = Topology::with_ack_wait(&prefix(), size.ack_wait);
-        bus.provision(&topology)
-            .await
-            .expect("an empty broker takes the topology");
+        let bus = broker.connect().await;
+        cluster::provision(&bus, &broker.topology(size.ack_wait)).await;
 
         let listen_file = folder.path().join("gateway.address");
         let listen_text = listen_file.to_str().expect("temporary paths are text");
-        let url = broker.url();
-        let mut bus_flags = vec!["--nats-url", url.as_str(), "--prefix", "e2e"];
-        bus_flags.extend(size.shell_flags.iter().map(String::as_str));
+        let shell_flags = |role: Role| [broker.flags(role), size.shell_flags.clone()].concat();
+        let listen = ["--listen", "127.0.0.1:0", "--listen-file", listen_text];
         let gateway_flags = [
-            &bus_flags[..],
-            &["--listen", "127.0.0.1:0", "--listen-file", listen_text],
-        ]
-        .concat();
-        let gateway_process = Process::start(
-            &binary("fresco-gateway"),
+            shell_flags(Role::Gateway),
+            listen.map(str::to_owned).to_vec(),
+        ];
+        let gateway_process = started(
+            "fresco-gateway",
             "gateway",
-            &gateway_flags,
-            folder.path(),
+            &gateway_flags.concat(),
+            &folder,
         );
-        let all_flags = |engine: Vec<String>| -> Vec<String> {
-            let common = bus_flags.iter().chain(flags).map(ToString::to_string);
+        let all_flags = |role: Role, engine: Vec<String>| -> Vec<String> {
+            let more = flags.iter().map(ToString::to_string);
+            let common = shell_flags(role).into_iter().chain(more);
             common.chain(engine).collect()
         };
-        let worker_flags = all_flags(engine_flags(&size.engine, folder.path()));
-        let mut ar_flags = match ar_engine_flags(&size.engine) {
-            Some(own) => all_flags(own),
-            None => worker_flags.clone(),
-        };
+        let engine = engine_flags(&size.engine, folder.path());
+        let ar_engine = ar_engine_flags(&size.engine).unwrap_or_else(|| engine.clone());
+        let worker_flags = all_flags(Role::Denoiser, engine);
+        let mut ar_flags = all_flags(Role::ArBatcher, ar_engine);
         if prior_cache == PriorCache::Off {
             ar_flags.push("--no-prior-cache".to_owned());
         }
         ar_flags.extend(size.ar_flags.iter().map(ToString::to_string));
-        let ar_batcher = worker("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
-        let denoiser = |name: &str| worker("fresco-denoiser", name, &worker_flags, &folder);
+        let ar_batcher = started("fresco-ar-batcher", "ar-batcher", &ar_flags, &folder);
+        let denoiser = |name: &str| started("fresco-denoiser", name, &worker_flags, &folder);
         let denoisers = (0..size.denoisers)
             .map(|i| denoiser(&format!("denoiser-{i}")))
             .collect();
@@ -252,17 +240,15 @@ impl Fleet {
     pub async fn start_gateway(&self, name: &str, flags: &[&str]) -> (Process, Api) {
         let file = self.folder.path().join(format!("{name}.address"));
         let file_text = file.to_str().expect("paths of tests are text");
-        let url = self.broker.url();
-        let fixed = [
-            ["--nats-url", url.as_str()],
-            ["--prefix", "e2e"],
-            ["--listen", "127.0.0.1:0"],
-            ["--listen-file", file_text],
-        ]
-        .concat();
-        let binary = binary("fresco-gateway");
-        let flags = [&fixed, flags].concat();
-        let process = Process::start(&binary, name, &flags, self.folder.path());
+        let listen = ["--listen", "127.0.0.1:0", "--listen-file", file_text];
+        let own = listen.iter().chain(flags).map(ToString::to_string);
+        let flags: Vec<_> = self
+            .broker
+            .flags(Role::Gateway)
+            .into_iter()
+            .chain(own)
+            .collect();
+        let process = started("fresco-gateway", name, &flags, &self.folder);
         let address = until("the gateway listens", || async {
             fs::read_to_string(&file).ok()
         });
@@ -281,7 +267,7 @@ impl Fleet {
             Role::Denoiser => ("fresco-denoiser", &self.worker_flags),
             Role::Gateway | Role::Operator => panic!("{role} is no worker"),
         };
-        worker(program, name, flags, &self.folder)
+        started(program, name, flags, &self.folder)
     }
 
     /// Waits until both queues are empty: nothing waits and nothing is held.
@@ -303,14 +289,14 @@ impl Fleet {
     pub fn replace_ar_batcher_with(&mut self, flags: &[&str]) {
         let own = flags.iter().map(ToString::to_string);
         let flags: Vec<_> = self.ar_flags.iter().cloned().chain(own).collect();
-        self.ar_batcher = worker("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
+        self.ar_batcher = started("fresco-ar-batcher", "ar-batcher-2", &flags, &self.folder);
     }
 
     /// Starts one more denoiser of the fleet's kind.
     pub fn add_denoiser(&mut self, name: &str) {
         let flags = &self.worker_flags;
         self.denoisers
-            .push(worker("fresco-denoiser", name, flags, &self.folder));
+            .push(started("fresco-denoiser", name, flags, &self.folder));
     }
 
     /// Starts one more denoiser, of a replay fleet, that suffers the faults in this file instead of the fleet's.
@@ -321,7 +307,7 @@ impl Fleet {
         let at = at.expect("a replay fleet's workers have a script");
         faults.clone_into(&mut flags[at + 1]);
         self.denoisers
-            .push(worker("fresco-denoiser", name, &flags, &self.folder));
+            .push(started("fresco-denoiser", name, &flags, &self.folder));
     }
 
     /// The fleet's folder: of logs and scripts.
@@ -381,7 +367,7 @@ impl Fleet {
     }
 }
 
-fn worker(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
+fn started(program: &str, name: &str, flags: &[String], folder: &TempDir) -> Process {
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     Process::start(&binary(program), name, &flags, folder.path())
 }

@@ -4,11 +4,13 @@
 pub mod api;
 #[path = "../../shared/messaging/tests/common/mod.rs"]
 pub mod broker;
+pub mod brokers;
 pub mod chaos;
 pub mod cluster;
 pub mod dashboards;
 pub mod failover;
 pub mod fleet;
+pub mod hosts;
 pub mod http;
 pub mod judge;
 pub mod otlp;
@@ -23,11 +25,9 @@ pub mod tenants;
 // As the harness is called where it lies.
 use broker as common;
 
-use std::{
-    net::TcpListener,
-    path::PathBuf,
-    sync::atomic::{AtomicU16, Ordering},
-};
+use std::path::PathBuf;
+
+pub use broker::free_port;
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
@@ -35,21 +35,6 @@ pub fn root() -> PathBuf {
     here.parent()
         .expect("tests/ lies in the repository")
         .to_owned()
-}
-
-/// Ports for what is killed and comes back. Below the range from which the system draws clients' ends of connections:
-/// one of those could take the port while its server is away.
-pub fn free_port() -> u16 {
-    const FIRST: u16 = 20_000;
-    const COUNT: u16 = 10_000;
-    static DRAWN: AtomicU16 = AtomicU16::new(0);
-    // Harnesses that run beside each other start in different places.
-    let start = u16::try_from(std::process::id() % u32::from(COUNT)).expect("below 10,000");
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (0..COUNT)
-        .map(|_| FIRST + start.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed)) % COUNT)
-        .find(free)
-        .expect("one of 10,000 ports is free")
 }
 
 /// The tiny checkpoint.

@@ -28,8 +28,8 @@ pub struct BusConfig {
     pub urls: Vec<String>,
     /// The deployment.
     pub prefix: Prefix,
-    /// Names the inboxes.
-    pub role: Role,
+    /// Names the inboxes: a credential reads those of its own name and no others.
+    pub inbox: String,
     /// Names the connection.
     pub worker: WorkerId,
     /// Who it is to the broker.
@@ -42,9 +42,17 @@ impl BusConfig {
         Self {
             urls,
             prefix,
-            role,
+            inbox: role.to_string(),
             worker: WorkerId::generate(role),
             access: Access::default(),
+        }
+    }
+
+    /// The same for a process that has another credential than its role's.
+    pub fn with_inbox(self, inbox: &str) -> Self {
+        Self {
+            inbox: inbox.to_owned(),
+            ..self
         }
     }
 
@@ -82,7 +90,7 @@ impl Bus {
             prefix: config.prefix.clone(),
             worker: config.worker.clone(),
         };
-        let inbox = format!("_INBOX_{}_{}", config.prefix, config.role);
+        let inbox = format!("_INBOX_{}_{}", config.prefix, config.inbox);
         let (state, connection) = watch::channel(Connection::default());
         let options = connection::options(&name.to_string(), &inbox, state);
         let (options, addresses) = config.access.apply(options, &config.urls)?;

@@ -62,11 +62,9 @@ impl Membership {
         let role = joining.role;
         let id = joining.name;
         let config = BusConfig {
-            urls: joining.urls,
-            prefix: joining.prefix,
-            role,
             worker: id.clone(),
             access: joining.access,
+            ..BusConfig::new(joining.urls, joining.prefix, role)
         };
         let bus = Bus::connect(&config).await?;
         let mut told = None;

@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
     use crate::chaos::{
-        order::{Manner, Mix, order},
+        order::{Kinds, Manner, Mix, order},
         stored::StoredResult,
     };
 
@@ -150,6 +150,7 @@ mod tests {
         let mix = Mix {
             seed: 1,
             polled_percent: 0,
+            kinds: Kinds::All,
         };
         let order = Order {
             prompt: "a red fox".to_owned(),

@@ -28,5 +28,9 @@ pub mod report;
 mod run;
 pub mod stored;
 
+pub use audit::violations;
+pub use client::Clients;
+pub use ledger::Entry;
+pub use order::{Kinds, Mix};
 pub use report::Report;
-pub use run::{Config, Logs, Servers, run};
+pub use run::{Config, Logs, Servers, quiet, run};

@@ -64,7 +64,21 @@ pub struct Mix {
     pub seed: u64,
     /// Of a hundred requests, those that ask for the job and look after it.
     pub polled_percent: u32,
+    /// What there is.
+    pub kinds: Kinds,
 }
+
+/// How the requests of a run end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kinds {
+    /// In every way there is.
+    All,
+    /// With their pictures: none is cancelled, poisoned or short of time.
+    Pictures,
+}
+
+/// Of a hundred kinds of requests, one with nothing to it.
+const PLAIN: u32 = 99;
 
 /// Request `number` of a run.
 pub fn order(mix: Mix, number: usize) -> Order {
@@ -72,6 +86,10 @@ pub fn order(mix: Mix, number: usize) -> Order {
     let mut chance = StdRng::seed_from_u64(mix.seed ^ salt);
     let mut percent = || chance.random_range(0..100_u32);
     let (kind, polled) = (percent(), percent() < mix.polled_percent);
+    let kind = match mix.kinds {
+        Kinds::All => kind,
+        Kinds::Pictures => PLAIN,
+    };
     let side = |chance: &mut StdRng| 32 * chance.random_range(1..=3_u32);
     let size = ImageSize::new(side(&mut chance), side(&mut chance)).expect("multiples of 32");
     let cancelled_after = Duration::from_millis(chance.random_range(0..400));
@@ -154,6 +172,7 @@ mod tests {
     const MIX: Mix = Mix {
         seed: 7,
         polled_percent: 5,
+        kinds: Kinds::All,
     };
 
     #[test]

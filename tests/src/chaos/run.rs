@@ -24,7 +24,7 @@ use super::{
     client::Clients,
     crew::{Crew, Tally},
     ledger::Entry,
-    order::{self, Mix},
+    order::{self, Kinds, Mix},
     plan::{PlanConfig, Strike, plan},
     report::{Logged, Report},
     stored,
@@ -149,6 +149,7 @@ impl Config {
                 Servers::One => 5,
                 Servers::Cluster => 50,
             },
+            kinds: Kinds::All,
         }
     }
 }
@@ -301,7 +302,7 @@ async fn roll(crew: &mut Crew) {
 }
 
 /// Whether the queues run empty.
-async fn quiet(bus: &Bus) -> bool {
+pub async fn quiet(bus: &Bus) -> bool {
     let end = Instant::now() + QUIET_WITHIN;
     while Instant::now() < end {
         let queues = bus.queues().await;

@@ -14,6 +14,10 @@ use tokio::time::timeout;
 
 use crate::{args::NatsCommand, terminal};
 
+/// The credential of whoever gives back what the dead held, `fresco watch` and `fresco up`. Its inboxes are its own: it is on
+/// every machine, and an operator's hold prompts.
+pub(crate) const WATCHER: &str = "watcher";
+
 /// A broker is there or is not; an operator does not want to wait for one.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 

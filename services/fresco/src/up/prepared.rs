@@ -22,7 +22,7 @@ use super::{
     site::Site,
     supervisor::{Layer, Limits},
 };
-use crate::{args::UpArgs, secret::write_secret};
+use crate::{args::UpArgs, nats, secret::write_secret};
 
 /// Everything that has to be there before the first child starts.
 pub(crate) struct Prepared {
@@ -102,7 +102,8 @@ impl Prepared {
     pub(crate) async fn connect(&self, args: &UpArgs, site: &Site) -> Result<Bus, Failure> {
         let urls = self.nats_urls.clone();
         let config = BusConfig::new(urls, args.prefix.clone(), Role::Operator);
-        Bus::connect(&config.with_access(site.access("watcher")))
+        let config = config.with_inbox(nats::WATCHER);
+        Bus::connect(&config.with_access(site.access(nats::WATCHER)))
             .await
             .map_err(|error| Failure::unusable(&error))
     }

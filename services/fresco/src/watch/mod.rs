@@ -28,7 +28,7 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
         ca: args.bus.nats_ca.clone(),
     };
     let config = BusConfig::new(args.bus.nats_urls.clone(), args.bus.prefix, Role::Operator);
-    let config = config.with_access(access);
+    let config = config.with_inbox(nats::WATCHER).with_access(access);
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;

@@ -60,7 +60,7 @@ impl Site {
     }
 
     async fn connect(&self, role: Role, credential: &str) -> Bus {
-        let config = BusConfig::new(self.urls(), prefix(), role);
+        let config = BusConfig::new(self.urls(), prefix(), role).with_inbox(credential);
         let config = config.with_access(self.secrets.access(credential));
         let bus = Bus::connect(&config).await.expect("the files are there");
         within(credential, bus.connected()).await;
@@ -424,6 +424,8 @@ const NOBODY: &[Try] = &[
     Try::Publish("$JS.API.STREAM.MSG.GET.fresco-RES"),
     Try::Publish("$JS.API.CONSUMER.DELETE.fresco-DN.all"),
     Try::Publish("$JS.API.CONSUMER.CREATE.fresco-RES.mine"),
+    Try::Publish("$JS.API.CONSUMER.CREATE.fresco-AR.mine"),
+    Try::Publish("$JS.API.CONSUMER.CREATE.fresco-DN.mine"),
     Try::Publish("$JS.API.CONSUMER.DURABLE.CREATE.fresco-DN.mine"),
     Try::Publish("$SYS.REQ.SERVER.PING"),
     Try::Publish("fresco.done.job.0"),
@@ -463,7 +465,10 @@ const REMOVES_JOB: Try = Try::Publish("$JS.API.STREAM.PURGE.KV_fresco-jobs");
 const MAKES_STREAM: Try = Try::Publish("$JS.API.STREAM.CREATE.fresco-AR");
 const MAKES_CONSUMER: Try = Try::Publish("$JS.API.CONSUMER.CREATE.fresco-DN.all");
 const READS_REPLIES_OF_GATEWAY: Try = Try::Subscribe("_INBOX_fresco_gateway.>");
+const READS_REPLIES_OF_AR_BATCHER: Try = Try::Subscribe("_INBOX_fresco_ar-batcher.>");
 const READS_REPLIES_OF_DENOISER: Try = Try::Subscribe("_INBOX_fresco_denoiser.>");
+const READS_REPLIES_OF_OPERATOR: Try = Try::Subscribe("_INBOX_fresco_operator.>");
+const READS_REPLIES_OF_WATCHER: Try = Try::Subscribe("_INBOX_fresco_watcher.>");
 const HEARS_ENDS: Try = Try::Subscribe("fresco.done.>");
 const HEARS_PROGRESS: Try = Try::Subscribe("fresco.prog.>");
 const HEARS_CONNECTIONS: Try = Try::Subscribe("$SYS.ACCOUNT.*.CONNECT");
@@ -473,6 +478,10 @@ const REFUSED: [(&str, &[Try]); 6] = [
     (
         "gateway",
         &[
+            READS_REPLIES_OF_AR_BATCHER,
+            READS_REPLIES_OF_DENOISER,
+            READS_REPLIES_OF_OPERATOR,
+            READS_REPLIES_OF_WATCHER,
             TAKES_REQUESTS,
             TAKES_OUTPUTS,
             ACKS_REQUEST,
@@ -486,13 +495,16 @@ const REFUSED: [(&str, &[Try]); 6] = [
             DROPS_DEAD,
             MAKES_STREAM,
             MAKES_CONSUMER,
-            READS_REPLIES_OF_DENOISER,
             HEARS_CONNECTIONS,
         ],
     ),
     (
         "ar-batcher",
         &[
+            READS_REPLIES_OF_GATEWAY,
+            READS_REPLIES_OF_DENOISER,
+            READS_REPLIES_OF_OPERATOR,
+            READS_REPLIES_OF_WATCHER,
             TAKES_OUTPUTS,
             ACKS_OUTPUT,
             ACKS_OUTPUT_V2,
@@ -506,8 +518,6 @@ const REFUSED: [(&str, &[Try]); 6] = [
             REMOVES_JOB,
             MAKES_STREAM,
             MAKES_CONSUMER,
-            READS_REPLIES_OF_GATEWAY,
-            READS_REPLIES_OF_DENOISER,
             HEARS_PROGRESS,
             HEARS_CONNECTIONS,
         ],
@@ -515,6 +525,10 @@ const REFUSED: [(&str, &[Try]); 6] = [
     (
         "denoiser",
         &[
+            READS_REPLIES_OF_GATEWAY,
+            READS_REPLIES_OF_AR_BATCHER,
+            READS_REPLIES_OF_OPERATOR,
+            READS_REPLIES_OF_WATCHER,
             TAKES_REQUESTS,
             ACKS_REQUEST,
             ASKS,
@@ -531,7 +545,6 @@ const REFUSED: [(&str, &[Try]); 6] = [
             REMOVES_JOB,
             MAKES_STREAM,
             MAKES_CONSUMER,
-            READS_REPLIES_OF_GATEWAY,
             HEARS_PROGRESS,
             HEARS_CONNECTIONS,
         ],
@@ -539,6 +552,10 @@ const REFUSED: [(&str, &[Try]); 6] = [
     (
         "operator",
         &[
+            READS_REPLIES_OF_GATEWAY,
+            READS_REPLIES_OF_AR_BATCHER,
+            READS_REPLIES_OF_DENOISER,
+            READS_REPLIES_OF_WATCHER,
             TAKES_REQUESTS,
             TAKES_OUTPUTS,
             ACKS_REQUEST,
@@ -556,8 +573,6 @@ const REFUSED: [(&str, &[Try]); 6] = [
             GIVES_UP,
             WITHDRAWS,
             REMOVES_JOB,
-            READS_REPLIES_OF_GATEWAY,
-            READS_REPLIES_OF_DENOISER,
             HEARS_ENDS,
             HEARS_PROGRESS,
             HEARS_CONNECTIONS,
@@ -566,6 +581,10 @@ const REFUSED: [(&str, &[Try]); 6] = [
     (
         "watcher",
         &[
+            READS_REPLIES_OF_GATEWAY,
+            READS_REPLIES_OF_AR_BATCHER,
+            READS_REPLIES_OF_DENOISER,
+            READS_REPLIES_OF_OPERATOR,
             TAKES_REQUESTS,
             TAKES_OUTPUTS,
             WRITES_RESULT,
@@ -584,8 +603,6 @@ const REFUSED: [(&str, &[Try]); 6] = [
             DROPS_DEAD,
             WITHDRAWS,
             REMOVES_JOB,
-            READS_REPLIES_OF_GATEWAY,
-            READS_REPLIES_OF_DENOISER,
             HEARS_ENDS,
             HEARS_PROGRESS,
             HEARS_CONNECTIONS,
@@ -594,6 +611,11 @@ const REFUSED: [(&str, &[Try]); 6] = [
     (
         "system",
         &[
+            READS_REPLIES_OF_GATEWAY,
+            READS_REPLIES_OF_AR_BATCHER,
+            READS_REPLIES_OF_DENOISER,
+            READS_REPLIES_OF_OPERATOR,
+            READS_REPLIES_OF_WATCHER,
             ASKS,
             WRITES_RESULT,
             TAKES_OUTPUTS,

@@ -8,9 +8,14 @@
 
 use std::{
     io::{BufRead, BufReader},
+    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+        mpsc,
+    },
     thread,
 };
 
@@ -57,10 +62,28 @@ pub struct Launch {
     /// The paths in the configuration start here.
     pub folder: PathBuf,
     pub environment: Vec<(String, String)>,
+    /// Where it listens.
+    pub address: Ipv4Addr,
     /// Where it stores, if the configuration does not say.
     pub store: Option<PathBuf>,
     /// Of its address for clients.
     pub scheme: &'static str,
+}
+
+impl Launch {
+    /// With this configuration, and all that it writes, in `dir`.
+    fn written(dir: &TempDir, config: &str) -> Self {
+        let file = dir.path().join("nats.conf");
+        std::fs::write(&file, config).expect("the configuration can be written");
+        Self {
+            config: file,
+            folder: dir.path().to_owned(),
+            environment: Vec::new(),
+            address: Ipv4Addr::LOCALHOST,
+            store: Some(dir.path().join("store")),
+            scheme: "nats",
+        }
+    }
 }
 
 impl Broker {
@@ -87,21 +110,24 @@ impl Broker {
         Self::start_in(dir, &config, i32::from(port))
     }
 
+    /// With a system account, on this address of a host of its own.
+    pub fn start_on(address: Ipv4Addr) -> Self {
+        let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
+        let config = format!("{CONFIG}{}\n", system_account());
+        let launch = Launch {
+            address,
+            ..Launch::written(&dir, &config)
+        };
+        Self::launch(dir, launch, -1)
+    }
+
     fn start_with(config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
         Self::start_in(dir, config, -1)
     }
 
     fn start_in(dir: TempDir, config: &str, port: i32) -> Self {
-        let file = dir.path().join("nats.conf");
-        std::fs::write(&file, config).expect("the configuration can be written");
-        let launch = Launch {
-            config: file,
-            folder: dir.path().to_owned(),
-            environment: Vec::new(),
-            store: Some(dir.path().join("store")),
-            scheme: "nats",
-        };
+        let launch = Launch::written(&dir, config);
         Self::launch(dir, launch, port)
     }
 
@@ -118,7 +144,10 @@ impl Broker {
     }
 
     pub fn url(&self) -> String {
-        format!("{}://127.0.0.1:{}", self.launch.scheme, self.port)
+        let Launch {
+            scheme, address, ..
+        } = &self.launch;
+        format!("{scheme}://{address}:{}", self.port)
     }
 
     /// What it says next of something that a client may not do: who and which subject. Waits for it.
@@ -132,10 +161,15 @@ impl Broker {
         self.log().try_iter().collect()
     }
 
+    /// The same of one that has ended, to its last word.
+    pub fn last_violations(&self) -> Vec<String> {
+        self.log().iter().collect()
+    }
+
     pub fn system_url(&self) -> String {
         format!(
-            "nats://{SYSTEM_USER}:{SYSTEM_PASSWORD}@127.0.0.1:{}",
-            self.port
+            "nats://{SYSTEM_USER}:{SYSTEM_PASSWORD}@{}:{}",
+            self.launch.address, self.port
         )
     }
 
@@ -149,7 +183,7 @@ impl Broker {
 
     /// As a power cut would end the process: kill -9.
     pub fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
+        self.child.kill().expect("it was started");
         self.child.wait().expect("a killed server ends");
     }
 
@@ -205,6 +239,21 @@ impl Drop for Broker {
     }
 }
 
+/// Ports for what is killed and comes back. Below the range from which the system draws clients' ends of connections:
+/// one of those could take the port while its server is away.
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+    static DRAWN: AtomicU16 = AtomicU16::new(0);
+    // Harnesses that run beside each other start in different places.
+    let start = u16::try_from(std::process::id() % u32::from(COUNT)).expect("below 10,000");
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..COUNT)
+        .map(|_| FIRST + start.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .find(free)
+        .expect("one of 10,000 ports is free")
+}
+
 fn system_account() -> String {
     format!(
         r#"accounts {{ "$SYS": {{ users: [ {{ user: {SYSTEM_USER}, password: {SYSTEM_PASSWORD} }} ] }} }}"#
@@ -234,7 +283,7 @@ fn spawn(launch: &Launch, port: i32) -> (Child, u16, mpsc::Receiver<String>) {
         .iter()
         .flat_map(|store| [Path::new("-sd"), store]);
     let mut child = Command::new(server())
-        .args(["-a", "127.0.0.1", "-p", &port.to_string()])
+        .args(["-a", &launch.address.to_string(), "-p", &port.to_string()])
         .arg("-c")
         .arg(&launch.config)
         .args(store)

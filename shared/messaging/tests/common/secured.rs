@@ -8,7 +8,7 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
 };
 
@@ -16,7 +16,7 @@ use messaging::{Access, UserKey};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-use crate::common::{Broker, Launch};
+use crate::common::{Broker, Launch, free_port};
 
 /// Roles as `roles.conf` names their keys.
 pub const ROLES: [&str; 6] = [
@@ -28,6 +28,9 @@ pub const ROLES: [&str; 6] = [
     "system",
 ];
 
+/// The credential of [`Secrets::make_with_tester`].
+pub const TESTER: &str = "tester";
+
 /// A copy of `infra/nats` with keys and certificates beside it, as on a machine of a deployment.
 pub struct Secrets {
     folder: TempDir,
@@ -37,9 +40,23 @@ impl Secrets {
     pub fn make() -> Self {
         let folder = TempDir::with_prefix("fresco-secrets-").expect("a folder can be made");
         copy(&source(), folder.path());
-        write_keys(folder.path());
+        write_keys(folder.path(), &ROLES);
         write_certificates(folder.path());
         Self { folder }
+    }
+
+    /// The same with one user more in the deployment's account, who may do everything: a test that looks at all that there
+    /// is has no role of a deployment.
+    pub fn make_with_tester() -> Self {
+        let secrets = Self::make();
+        let file = secrets.folder().join("roles.conf");
+        let roles = fs::read_to_string(&file).expect("it was copied");
+        let users = "    users: [\n";
+        assert!(roles.contains(users), "roles.conf has another form");
+        let tester = format!("{users}      {{ nkey: $FRESCO_TESTER_KEY }}\n");
+        fs::write(file, roles.replacen(users, &tester, 1)).expect("a writable folder");
+        write_keys(secrets.folder(), &[&ROLES[..], &[TESTER]].concat());
+        secrets
     }
 
     pub fn folder(&self) -> &Path {
@@ -61,7 +78,8 @@ impl Secrets {
 
     /// The three nodes of `cluster/node.conf`.
     pub fn cluster(&self) -> Vec<Broker> {
-        let (clients, routes) = (free_ports(), free_ports());
+        let ports = || [(); 3].map(|()| free_port());
+        let (clients, routes) = (ports(), ports());
         let nodes = clients.iter().enumerate();
         let start = |(node, port): (usize, &u16)| self.node(node, *port, &routes);
         nodes.map(start).collect()
@@ -96,17 +114,12 @@ impl Secrets {
             config: self.folder().join(config),
             folder: self.folder().to_owned(),
             environment,
+            address: Ipv4Addr::LOCALHOST,
             store: None,
             scheme: "tls",
         };
         Broker::launch(dir, launch, port)
     }
-}
-
-/// Held all at once, so that they differ.
-fn free_ports() -> [u16; 3] {
-    let held = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port is free"));
-    held.map(|listener| listener.local_addr().expect("it is bound").port())
 }
 
 /// Where operators find it.
@@ -135,9 +148,9 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn write_keys(folder: &Path) {
+fn write_keys(folder: &Path, roles: &[&str]) {
     let mut config = String::new();
-    for role in ROLES {
+    for role in roles {
         let key = UserKey::generate();
         fs::write(folder.join(format!("{role}.nk")), key.seed).expect("a writable folder");
         let variable = role.to_uppercase().replace('-', "_");
