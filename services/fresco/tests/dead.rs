@@ -12,7 +12,7 @@ use common::Broker;
 use messaging::Bus;
 use protocol::{
     Attempt, AttemptOutcome, DeadLetter, DeadMessage, DenoiseJob, ErrorCode, JobError, JobId, Role,
-    WorkStage, WorkerId, decode,
+    WorkStage, WorkerId, decode, topology::Topology,
 };
 use tokio::process::Command;
 use worker::{connect, denoise_job, hold, join, until, within};
@@ -195,6 +195,8 @@ async fn a_deployment_is_set_up_as_asked_and_checked_whole() {
         .unwrap_err();
     assert!(other.1.contains("with other settings"), "{other:?}");
 
+    assert!(other.1.contains("and 0 missing"), "{other:?}");
+
     let fresh = Broker::start();
     let site = Site {
         bus: connect(&fresh.url()).await,
@@ -214,4 +216,22 @@ async fn a_deployment_is_set_up_as_asked_and_checked_whole() {
     // One server cannot keep three copies, and says so.
     let refused = site.fresco("nats init --replicas 3").await.unwrap_err();
     assert!(refused.1.contains("stream t-AR"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn what_is_missing_is_made_beside_what_differs() {
+    let broker = Broker::start();
+    let bus = connect(&broker.url()).await;
+    let mut other = Topology::new(&"t".parse().unwrap());
+    other.ar.messages_max = 7;
+    // How much room results have is a site's own, no difference.
+    other.results.bytes_max = 20_000_000;
+    other.priors.name.push_str("-of-others");
+    bus.provision(&other).await.unwrap();
+    let site = Site { broker, bus };
+    let told = site.fresco("nats init").await.unwrap_err().1;
+    assert!(
+        told.contains("1 with other settings and 0 missing"),
+        "{told}"
+    );
 }

@@ -8,11 +8,11 @@ use protocol::topology::{Topology, TopologyOptions};
 use serde::Serialize;
 
 use crate::{
-    bus::{Bus, bucket_stream},
+    bus::Bus,
     error::BusError,
     provision::{
         CONSUMER_FIELDS_FREE, Difference, SERVER, STREAM_FIELDS_FREE, bucket_config,
-        consumer_config, differences_of, stream_config,
+        consumer_config, differences_of, kept_as_results, stream_config,
     },
 };
 
@@ -117,12 +117,7 @@ impl Bus {
             });
         };
         let found = info.config;
-        let follows_results = [
-            topology.results.name.clone(),
-            bucket_stream(&topology.idempotency.name),
-            bucket_stream(&topology.priors.name),
-        ];
-        if follows_results.contains(&config.name) {
+        if kept_as_results(topology).contains(&config.name) {
             // The room for them is a site's own, as it is for services.
             config.max_bytes = found.max_bytes;
             if wanted.result_ttl.is_none() {

@@ -25,6 +25,7 @@ pub(crate) use self::config::{bucket_config, consumer_config, stream_config};
 use crate::{
     bus::{Bus, bucket_stream},
     error::BusError,
+    upkeep::Upkeep,
 };
 
 /// One setting that is not as the topology says.
@@ -92,7 +93,19 @@ pub(crate) enum Policy {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Fixed,
-    Free,
+    /// How much it may hold is a site's own.
+    OwnSize,
+    /// And so is for how long.
+    Own,
+}
+
+/// The streams that are kept as results are: how large a site makes them is its own.
+pub(crate) fn kept_as_results(topology: &Topology) -> [String; 3] {
+    [
+        topology.results.name.clone(),
+        bucket_stream(&topology.idempotency.name),
+        bucket_stream(&topology.priors.name),
+    ]
 }
 
 /// How one thing was found.
@@ -125,13 +138,21 @@ impl Bus {
         let end = Instant::now() + PROVISION_RETRY_MAX;
         loop {
             match self.conform(topology, Policy::Create).await {
-                Err(ProvisionError::Bus(error @ BusError::Unavailable { .. }))
-                    if Instant::now() + PROVISION_RETRY_DELAY < end =>
-                {
-                    tracing::debug!(%error, "not everything is made yet, trying again");
+                Err(ProvisionError::Bus(error)) if is_worth_a_try(&error, end) => {
                     sleep(PROVISION_RETRY_DELAY).await;
                 }
                 conformed => return conformed,
+            }
+        }
+    }
+
+    /// As [`Bus::provision`], but goes on after a difference, and tells all there are.
+    pub async fn complete(&self, topology: &Topology) -> Result<Upkeep, BusError> {
+        let end = Instant::now() + PROVISION_RETRY_MAX;
+        loop {
+            match self.keep(topology).await {
+                Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
+                kept => return kept,
             }
         }
     }
@@ -146,17 +167,9 @@ impl Bus {
         self.conform_server()?;
         let streams = topology.streams().into_iter().map(stream_config);
         let buckets = topology.buckets().into_iter().map(bucket_config);
-        let chosen = [
-            topology.results.name.clone(),
-            bucket_stream(&topology.idempotency.name),
-            bucket_stream(&topology.priors.name),
-        ];
+        let chosen = kept_as_results(topology);
         for wanted in streams.chain(buckets) {
-            let room = if policy == Policy::Report && chosen.contains(&wanted.name) {
-                Room::Free
-            } else {
-                Room::Fixed
-            };
+            let room = room(&wanted.name, &chosen, policy);
             self.conform_stream(wanted, policy, room).await?;
         }
         for spec in topology.consumers() {
@@ -210,10 +223,12 @@ impl Bus {
                     .config
             }
         };
-        if room == Room::Free {
+        if room != Room::Fixed {
+            wanted.max_bytes = found.max_bytes;
+        }
+        if room == Room::Own {
             wanted.max_age = found.max_age;
             wanted.duplicate_window = found.duplicate_window;
-            wanted.max_bytes = found.max_bytes;
         }
         refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)?;
         Ok(how)
@@ -279,6 +294,24 @@ impl Bus {
             .await;
         read_answer(what, &answer.map_err(|failure| failure.into_bus(what))?)
     }
+}
+
+/// Who makes streams makes them for as long as it was told; who looks takes those that there are.
+pub(crate) fn room(stream: &str, chosen: &[String], policy: Policy) -> Room {
+    match (chosen.iter().any(|name| name == stream), policy) {
+        (false, _) => Room::Fixed,
+        (true, Policy::Create) => Room::OwnSize,
+        (true, Policy::Report) => Room::Own,
+    }
+}
+
+fn is_worth_a_try(error: &BusError, end: Instant) -> bool {
+    let again = matches!(error, BusError::Unavailable { .. })
+        && Instant::now() + PROVISION_RETRY_DELAY < end;
+    if again {
+        tracing::debug!(%error, "not everything is made yet, trying again");
+    }
+    again
 }
 
 fn read_answer<T: for<'de> Deserialize<'de>>(

@@ -6,7 +6,9 @@ use protocol::topology::Topology;
 use crate::{
     bus::Bus,
     error::BusError,
-    provision::{Found, Policy, ProvisionError, Room, bucket_config, stream_config},
+    provision::{
+        Found, Policy, ProvisionError, bucket_config, kept_as_results, room, stream_config,
+    },
 };
 
 /// What one look at the broker came to.
@@ -37,10 +39,10 @@ impl Bus {
         let mut upkeep = Upkeep::default();
         let streams = topology.streams().into_iter().map(stream_config);
         let buckets = topology.buckets().into_iter().map(bucket_config);
+        let chosen = kept_as_results(topology);
         for wanted in streams.chain(buckets) {
-            let found = self
-                .conform_stream(wanted, Policy::Create, Room::Fixed)
-                .await;
+            let room = room(&wanted.name, &chosen, Policy::Create);
+            let found = self.conform_stream(wanted, Policy::Create, room).await;
             upkeep.note(found)?;
         }
         for spec in topology.consumers() {

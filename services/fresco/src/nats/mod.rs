@@ -4,7 +4,7 @@ mod keys;
 
 use std::time::Duration;
 
-use messaging::{Access, Bus, BusConfig, Difference, Finding, ProvisionError, State, Wanted};
+use messaging::{Access, Bus, BusConfig, Difference, Finding, State, Wanted};
 use protocol::{
     Role,
     topology::{Topology, TopologyOptions},
@@ -32,14 +32,9 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
 
 async fn init(args: &BusArgs, options: TopologyOptions) -> Result<(), Failure> {
     let bus = connect(args).await?;
-    let made = bus.provision(&Topology::with(&args.prefix, options)).await;
-    match made {
-        Ok(()) | Err(ProvisionError::Differs { .. }) => {}
-        Err(error @ (ProvisionError::Missing { .. } | ProvisionError::Bus(_))) => {
-            return Err(Failure::failed(&error));
-        }
-    }
-    // What differs is told with all that does, not only the first.
+    let made = bus.complete(&Topology::with(&args.prefix, options)).await;
+    made.map_err(|error| Failure::failed(&error))?;
+    // What differs is told with all else.
     let wanted = Wanted {
         ack_wait: Some(options.ack_wait),
         result_ttl: Some(options.result_ttl),
@@ -107,10 +102,7 @@ fn report(findings: &[Finding]) -> Vec<String> {
 
 /// Who the command line is to the broker.
 pub(crate) fn access(args: &BusArgs) -> Access {
-    Access {
-        credentials: args.nats_credentials.clone(),
-        ca: args.nats_ca.clone(),
-    }
+    Access::files(args.nats_credentials.as_ref(), args.nats_ca.as_ref())
 }
 
 /// A connection to a broker that is there.
@@ -123,7 +115,7 @@ pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     let connected = timeout(CONNECT_MAX, bus.connected()).await;
     connected.map_err(|_| {
         Failure::Failed(format!(
-            "--nats-url {}: no NATS server answers there",
+            "--nats-url {}: no NATS server answers there that we believe and that lets us in",
             shown(&args.nats_urls)
         ))
     })?;
