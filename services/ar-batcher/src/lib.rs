@@ -255,10 +255,10 @@ fn joining(
     Joining {
         name,
         urls: args.bus.nats_urls.clone(),
-        access: Access {
-            credentials: args.bus.nats_credentials.clone(),
-            ca: args.bus.nats_ca.clone(),
-        },
+        access: Access::files(
+            args.bus.nats_credentials.as_ref(),
+            args.bus.nats_ca.as_ref(),
+        ),
         prefix: args.bus.prefix.clone(),
         role: Role::ArBatcher,
         device: match args.engine {

@@ -70,7 +70,6 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use address::PublicUrl;
 pub use config::Config;
 pub use pictures::PICTURES_OUT_MAX;
 pub use tenants::{Tenants, TenantsError};
@@ -188,10 +187,10 @@ async fn connect(config: &Config, name: WorkerId) -> anyhow::Result<Bus> {
     let urls = config.bus.nats_urls.clone();
     let connecting = BusConfig {
         worker: name,
-        access: Access {
-            credentials: config.bus.nats_credentials.clone(),
-            ca: config.bus.nats_ca.clone(),
-        },
+        access: Access::files(
+            config.bus.nats_credentials.as_ref(),
+            config.bus.nats_ca.as_ref(),
+        ),
         ..BusConfig::new(urls, config.bus.prefix.clone(), Role::Gateway)
     };
     Ok(Bus::connect(&connecting).await?)

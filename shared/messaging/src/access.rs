@@ -26,7 +26,18 @@ pub struct Access {
 /// What a file of credentials may weigh: a JWT with many permissions is some KiB.
 const CREDENTIALS_BYTES_MAX: u64 = 64 * 1024;
 
+/// All authorities of an operating system are some 250 KiB.
+const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
+
 impl Access {
+    /// What two flags name.
+    pub fn files(credentials: Option<&PathBuf>, ca: Option<&PathBuf>) -> Self {
+        Self {
+            credentials: credentials.cloned(),
+            ca: ca.cloned(),
+        }
+    }
+
     /// `options` with this access, and the addresses without credentials: the client library reads none from an address,
     /// and what it does not have it cannot log.
     pub(crate) fn apply(
@@ -58,16 +69,29 @@ impl Access {
         };
         if let Some(file) = &self.ca {
             // The client library reads it again at each connect, and would only try on without it.
-            let readable = File::open(file).map(drop);
-            readable.map_err(|source| BusError::Access {
+            holds_certificates(file).map_err(|source| BusError::Access {
                 file: file.clone(),
                 source,
             })?;
-            options = options
-                .add_root_certificates(file.clone())
-                .require_tls(true);
+            options = options.add_root_certificates(file.clone());
         }
+        let asked_for =
+            |address: &String| ["tls://", "wss://"].iter().any(|s| address.starts_with(s));
+        // Of every server, those that a server tells of too: the library takes TLS from an address to be of that one only.
+        let options = options.require_tls(self.ca.is_some() || addresses.iter().any(asked_for));
         Ok((options, addresses))
+    }
+}
+
+/// Without one no broker would be believed, and the client library would try for ever.
+fn holds_certificates(file: &Path) -> io::Result<()> {
+    let mut text = String::new();
+    File::open(file)?
+        .take(CERTIFICATES_BYTES_MAX)
+        .read_to_string(&mut text)?;
+    match text.contains("-----BEGIN CERTIFICATE-----") {
+        true => Ok(()),
+        false => Err(io::Error::other("holds no certificate (PEM)")),
     }
 }
 
@@ -160,12 +184,30 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_one_server_for_tls_gets_it_of_all() {
+        let required = |urls: &[&str]| {
+            let urls: Vec<_> = urls.iter().map(ToString::to_string).collect();
+            let applied = Access::default().apply(ConnectOptions::new(), &urls);
+            let (options, _) = applied.expect("nothing to read");
+            format!("{options:?}").contains("\"tls_required\": true")
+        };
+        assert!(required(&["tls://n1:4222", "nats://n2:4222"]));
+        assert!(required(&["wss://n1:443"]));
+        assert!(!required(&["nats://tls:4222"]));
+    }
+
+    #[test]
     fn files_that_cannot_be_used_are_named_and_not_shown() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("gateway.nk");
         std::fs::write(&file, "not-a-secret-we-know").unwrap();
         let missing = folder.path().join("none");
         for access in [
+            // A file of something else.
+            Access {
+                credentials: None,
+                ca: Some(file.clone()),
+            },
             Access {
                 credentials: Some(file.clone()),
                 ca: None,

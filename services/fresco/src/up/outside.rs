@@ -67,7 +67,7 @@ impl Outside {
         {
             let urls = shown(&self.args.nats_urls);
             return Err(Failure::Unusable(format!(
-                "--nats-url {urls}: no NATS server answers there"
+                "--nats-url {urls}: no NATS server answers there that we believe and that lets us in"
             )));
         }
         let topology = Topology::with(&self.args.prefix, self.args.times.options(self.replicas));

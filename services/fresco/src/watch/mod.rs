@@ -23,10 +23,7 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
     let topology = Topology::with(&args.bus.prefix, args.topology.options());
     let access = nats::access(&args.bus);
-    let system_access = Access {
-        credentials: args.system_credentials,
-        ca: args.bus.nats_ca.clone(),
-    };
+    let system_access = Access::files(args.system_credentials.as_ref(), args.bus.nats_ca.as_ref());
     let config = BusConfig::new(args.bus.nats_urls.clone(), args.bus.prefix, Role::Operator);
     let config = config.with_inbox(nats::WATCHER).with_access(access);
     let bus = Bus::connect(&config)
