@@ -1,17 +1,18 @@
 //! `fresco-ar-batcher`: arguments, check or run.
 
 use ar_batcher::Args;
-use clap::Parser;
 use protocol::Role;
 use service::{
     exit::{self, Failure},
     process::{self, Process, Threads},
+    reference,
 };
 
 const PROGRAM: &str = "fresco-ar-batcher";
 
 fn main() -> ! {
-    let args = Args::parse().checked().unwrap_or_else(|error| error.exit());
+    let args = reference::parse::<Args>().checked();
+    let args = args.unwrap_or_else(|error| error.exit());
     let outcome = if args.model.check_model.is_some() {
         check(&args)
     } else {

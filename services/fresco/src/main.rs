@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use fresco::args::Cli;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
+    let cli = service::reference::parse::<Cli>().checked();
+    let cli = cli.unwrap_or_else(|error| error.exit());
     service::exit::report("fresco", fresco::run(cli))
 }

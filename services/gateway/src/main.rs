@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use gateway::Config;
 use protocol::Role;
 use service::{
     exit::{self, Failure},
     process::{self, Process, Threads},
+    reference,
 };
 
 const PROGRAM: &str = "fresco-gateway";
 
 fn main() -> ExitCode {
-    exit::report(PROGRAM, run(Config::parse()))
+    exit::report(PROGRAM, run(reference::parse::<Config>()))
 }
 
 fn run(config: Config) -> Result<(), Failure> {

@@ -49,6 +49,16 @@ pub struct BusArgs {
     pub prefix: Prefix,
 }
 
+/// What of the environment says where a process belongs and what it is called. Who starts others by flags keeps these from them:
+/// what somebody exported for a command of his own must not send them to another broker.
+pub const PLACE_VARIABLES: [&str; 5] = [
+    "FRESCO_NATS_URL",
+    "FRESCO_NATS_CREDENTIALS",
+    "FRESCO_NATS_CA",
+    "FRESCO_PREFIX",
+    "FRESCO_ADVERTISE",
+];
+
 /// Leaves the credentials in the URLs out.
 impl fmt::Debug for BusArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -167,23 +177,36 @@ pub struct RetryArgs {
 ///
 /// A text for clap to show.
 pub fn some_seconds(text: &str) -> Result<Duration, String> {
-    match seconds(text)? {
-        Duration::ZERO => Err("not above 0".to_owned()),
-        duration => Ok(duration),
+    match seconds(text) {
+        Ok(Duration::ZERO) | Err(_) => Err("not a number of seconds above 0".to_owned()),
+        Ok(duration) => Ok(duration),
     }
 }
 
 /// A number of seconds, fractions allowed.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "not a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    let seconds: Option<f64> = text.parse().ok();
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| "not a number of seconds, 0 or more".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Args as _;
+
     use super::*;
+
+    #[test]
+    fn the_variables_of_a_place_are_all_that_the_flags_read() {
+        let bus = BusArgs::augment_args(clap::Command::new("x"));
+        let shell = ShellArgs::augment_args(clap::Command::new("x"));
+        let advertise = shell
+            .get_arguments()
+            .filter(|arg| arg.get_id() == "advertise");
+        let read = bus.get_arguments().chain(advertise).map(clap::Arg::get_env);
+        let known = PLACE_VARIABLES.map(|name| Some(std::ffi::OsStr::new(name)));
+        assert!(read.eq(known));
+    }
 
     #[test]
     fn credentials_are_not_shown() {

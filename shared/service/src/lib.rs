@@ -13,6 +13,7 @@ pub mod host;
 pub mod metrics;
 mod model_args;
 pub mod process;
+pub mod reference;
 mod replay_args;
 mod shutdown;
 pub mod telemetry;
@@ -20,7 +21,8 @@ mod trace_args;
 
 pub use admin_key::{AdminKey, AdminKeyError};
 pub use args::{
-    Admission, BusArgs, LogFormat, RetryArgs, ShellArgs, some_seconds, without_credentials,
+    Admission, BusArgs, LogFormat, PLACE_VARIABLES, RetryArgs, ShellArgs, some_seconds,
+    without_credentials,
 };
 pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::{Health, Upstream};

@@ -114,11 +114,10 @@ impl FromStr for OtlpEndpoint {
 
 /// A share.
 fn ratio(text: &str) -> Result<f64, String> {
-    let ratio: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.0..=1.0).contains(&ratio) {
-        Ok(ratio)
-    } else {
-        Err("not from 0 to 1".to_owned())
+    match text.parse::<f64>() {
+        // NaN is in no range.
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        Ok(_) | Err(_) => Err("not a number from 0 to 1".to_owned()),
     }
 }
 
