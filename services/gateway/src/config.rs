@@ -4,9 +4,9 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use protocol::limits::JOB_AGE_MAX;
-use service::{BusArgs, ShellArgs};
+use service::{BusArgs, ShellArgs, address::PublicUrl, some_seconds};
 
-use crate::{address::PublicUrl, tenants::Tenants};
+use crate::tenants::Tenants;
 
 /// HTTP in, jobs out, pictures back: the OpenAI Images API over a Fresco deployment
 #[derive(Debug, Clone, clap::Parser)]
@@ -55,15 +55,12 @@ const QUEUE_OUTPUTS_MAX: u32 = 10_000;
 /// A number of seconds above 0 and at most [`JOB_AGE_MAX`], the age at which queues drop messages. Results may be kept
 /// for less, which the broker knows: readiness compares.
 fn job_timeout(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "not a number of seconds".to_owned())?;
-    let timeout = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
-    let allowed = !timeout.is_zero() && timeout <= JOB_AGE_MAX;
-    if allowed {
-        Ok(timeout)
-    } else {
-        Err(format!("not above 0 and at most {}", JOB_AGE_MAX.as_secs()))
+    match some_seconds(text) {
+        Ok(timeout) if timeout <= JOB_AGE_MAX => Ok(timeout),
+        Ok(_) | Err(_) => Err(format!(
+            "not a number of seconds above 0 and at most {}",
+            JOB_AGE_MAX.as_secs()
+        )),
     }
 }
 

@@ -1,6 +1,12 @@
 //! Addresses that others are told. Pure.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use warp::http::Uri;
 
 /// An address that nobody can call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -22,10 +28,44 @@ pub enum AddressError {
 /// For a wildcard.
 pub fn callable(text: &str) -> Result<IpAddr, String> {
     let ip: IpAddr = text.parse().map_err(|_| "not an IP address".to_owned())?;
-    if ip.is_unspecified() {
+    if ip.to_canonical().is_unspecified() {
         return Err(AddressError::Wildcard(ip).to_string());
     }
     Ok(ip)
+}
+
+/// The start of the addresses that clients are told: scheme, authority and maybe a path, without a slash at the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicUrl(String);
+
+const NO_PUBLIC_URL: &str = "not http://HOST or https://HOST, with a path at most";
+
+impl FromStr for PublicUrl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url: Uri = text.parse().map_err(|_| NO_PUBLIC_URL.to_owned())?;
+        let of_web = matches!(url.scheme_str(), Some("http" | "https"));
+        let authority = url
+            .authority()
+            .filter(|authority| !authority.as_str().contains('@'));
+        let Some(authority) = authority.filter(|_| of_web && url.query().is_none()) else {
+            return Err(NO_PUBLIC_URL.to_owned());
+        };
+        let host = authority.host();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        match bare.parse::<IpAddr>() {
+            Ok(ip) if ip.to_canonical().is_unspecified() => {
+                Err(AddressError::Wildcard(ip).to_string())
+            }
+            Ok(_) | Err(_) => Ok(Self(text.trim_end_matches('/').to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for PublicUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// What others are told of a socket that is bound to `bound`.
@@ -50,6 +90,7 @@ mod tests {
 
     #[test]
     fn a_wildcard_is_never_told_and_refused_by_its_name() {
+        assert!(callable("::ffff:0.0.0.0").is_err());
         for wildcard in ["0.0.0.0", "::"] {
             let refused = callable(wildcard);
             assert!(
@@ -65,5 +106,24 @@ mod tests {
         let bound = SocketAddr::from(([127, 0, 0, 1], 9100));
         assert_eq!(advertised(bound, None), Ok(bound));
         assert!(callable("host").is_err());
+    }
+
+    #[test]
+    fn what_clients_are_told_is_an_address_that_they_can_call() {
+        let url: PublicUrl = "https://example.com/fresco/".parse().expect("a URL");
+        assert_eq!(url.to_string(), "https://example.com/fresco");
+        for bad in [
+            "",
+            "example.com",
+            "ftp://example.com",
+            "https://example.com/?a=b",
+            "https://user:secret@example.com",
+            "/path",
+            "http://0.0.0.0:8080",
+            "https://[::]/images",
+            "https://[::ffff:0.0.0.0]",
+        ] {
+            assert!(bad.parse::<PublicUrl>().is_err(), "{bad}");
+        }
     }
 }
