@@ -89,9 +89,9 @@ pub enum Command {
 
 const UP_HELP: &str = "\
 Starts nats-server, fresco-gateway, fresco-ar-batcher and the denoisers, waits until each is ready and prints the
-URL. With --fleet, what the file says: each worker on its device, so many loading at a time, and a Ctrl-C that first
-waits for the requests that were let in. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; work in flight goes back to the queue
-and is done by the next `fresco up` on the same data folder. More denoisers can be started by hand, on any machine
+URL. A process that dies is restarted. Ctrl-C or SIGTERM stops all within 5 s; work in flight goes back to the queue and is
+done by the next `fresco up` on the same data folder. With --fleet, what the file says: each worker on its device, so many
+loading at a time, and a Ctrl-C that first waits for the requests that were let in. More denoisers can be started by hand, on any machine
 that reaches the broker: fresco-denoiser --nats-url URL --model DIR.";
 
 /// Who writes and paints in a fleet.
@@ -351,6 +351,10 @@ pub struct FleetSystemdArgs {
     /// Folder of the programs on the machine that runs them
     #[arg(long, value_name = "DIR", default_value = "/usr/local/bin")]
     pub programs: PathBuf,
+
+    /// Folder of libtorch's libraries there, for programs that were built elsewhere
+    #[arg(long, value_name = "DIR")]
+    pub libtorch: Option<PathBuf>,
 
     /// Who they run as there
     #[arg(long, value_name = "USER", default_value = "fresco")]

@@ -49,6 +49,38 @@ fn the_layouts_that_we_give_put_one_denoiser_on_each_device() {
 }
 
 #[test]
+fn a_model_has_the_devices_that_the_file_says_and_no_others() {
+    let native = |changed: &str| {
+        let right = RIGHT
+            .replace("engine = \"replay\"", "engine = \"native\"\nmodel = \"m\"")
+            .replace("times = \"../times/ascend.json\"\n", "")
+            .replace("devices = [0, 1]", "devices = [0]");
+        let pin = "[pin]\nvariable = \"CUDA_VISIBLE_DEVICES\"\ndevice = \"cuda:0\"\n";
+        let text = match changed {
+            "no pin" => right,
+            "no device" => format!("{right}{pin}").replace("devices = [0]", ""),
+            "two devices" => format!("{right}{pin}").replace("devices = [0]", "devices = [0, 1]"),
+            "faults" => format!("faults = \"f\"\n{right}{pin}"),
+            _ => format!("{right}{pin}"),
+        };
+        parse(&text, Path::new(""), &args()).map(drop)
+    };
+    assert_eq!(native("nothing"), Ok(()));
+    for (changed, name) in [
+        ("no pin", "`pin`"),
+        ("no device", "`ar.devices`"),
+        ("two devices", "`ar.devices`"),
+        ("faults", "`faults`"),
+    ] {
+        let error = native(changed).err();
+        assert!(
+            error.as_ref().is_some_and(|error| error.contains(name)),
+            "{changed}: {error:?}"
+        );
+    }
+}
+
+#[test]
 fn paths_start_at_the_file_and_times_are_the_files() {
     let (flags, site) = parse(RIGHT, Path::new("/etc/fresco"), &args()).expect("a good file");
     assert_eq!(
@@ -79,6 +111,31 @@ fn a_mistake_is_told_by_its_name() {
             "devices = [2, 3]",
             "devices = [2, 3]\n[start]\nloading_max = 0",
             "loading_max",
+        ),
+        (
+            "devices = [2, 3]",
+            "devices = [2, 3]\n[stop]\ndrain_s = 9223372036854775807",
+            "stop.drain_s",
+        ),
+        (
+            "devices = [2, 3]",
+            "devices = [2, 3]\n[start]\nloading_s = 0",
+            "start.loading_s",
+        ),
+        (
+            "devices = [2, 3]",
+            "devices = [2, 3]\n[broker]\nack_wait_s = 0",
+            "broker.ack_wait_s",
+        ),
+        (
+            "devices = [2, 3]",
+            "devices = [2, 3]\n[broker]\nresult_ttl_s = 86401",
+            "broker.result_ttl_s",
+        ),
+        (
+            "devices = [0, 1]",
+            "devices = [0, 1]\nslots_max = 129",
+            "ar.slots_max",
         ),
         (
             "devices = [2, 3]",
@@ -113,6 +170,21 @@ fn a_mistake_is_told_by_its_name() {
             "devices = [0, 1]\nsrt_urls = [\"http://h:1\"]",
             "srt_urls",
         ),
+        (
+            "listen = \"127.0.0.1:8080\"",
+            "listen = \"127.0.0.1:8080\"\nhealth_listen = \"[::]:8081\"",
+            "gateway.health_listen",
+        ),
+        (
+            "listen = \"127.0.0.1:8080\"",
+            "listen = \"127.0.0.1:8080\"\npublic_url = \"http://0.0.0.0\"",
+            "gateway.public_url",
+        ),
+        (
+            "devices = [2, 3]",
+            "devices = [2, 3]\n[broker]\nurls = [\"nats://u:secret@h\"]",
+            "broker.credentials",
+        ),
         ("listen = \"127.0.0.1:8080\"", "", "listen"),
     ];
     for (right, wrong, name) in table {
@@ -124,4 +196,47 @@ fn a_mistake_is_told_by_its_name() {
             "{wrong}: {error:?}"
         );
     }
+}
+
+/// What the file takes in this table, as the refusal of a key that it does not take lists them.
+fn keys(table: &str) -> Vec<String> {
+    let text = match table {
+        "" => "unknown = 1\n".to_owned(),
+        table => format!("[{table}]\nunknown = 1\n"),
+    };
+    let error = toml::from_str::<FleetFile>(&text).err();
+    let error = error.expect("no such key").to_string();
+    let (_, known) = error
+        .split_once("expected ")
+        .expect("the keys that there are");
+    let known = known.split('`').skip(1).step_by(2);
+    known.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_on_configuration_has_every_key_and_no_other() {
+    let page = std::fs::read_to_string(repository().join("docs/configuration.md"));
+    let page = page.expect("the page is there");
+    let (_, page) = page.split_once("## The file of a fleet").expect("its part");
+    let (page, _) = page.split_once("## The programs").expect("the next part");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let mut documented: Vec<_> = rows.filter_map(|row| row.split('`').next()).collect();
+    documented.sort_unstable();
+    let tables = [
+        "broker",
+        "gateway",
+        "ar",
+        "denoisers",
+        "pin",
+        "start",
+        "stop",
+    ];
+    let mut taken: Vec<String> = keys("");
+    taken.retain(|key| !tables.contains(&key.as_str()));
+    for table in tables {
+        let keys = keys(table).into_iter();
+        taken.extend(keys.map(|key| format!("{table}.{key}")));
+    }
+    taken.sort_unstable();
+    assert_eq!(documented, taken);
 }

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use messaging::Access;
+
 use super::{
     run::ChildSpec,
     site::{Pinned, Site},
@@ -14,7 +16,7 @@ use super::{
 use crate::args::{Engine, UpArgs};
 
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
-const GRACE_S: &str = "3";
+const GRACE_S: u64 = 3;
 
 /// What the gateway is called.
 pub(crate) const GATEWAY: &str = "gateway";
@@ -47,34 +49,31 @@ pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
     }
 }
 
+/// Who takes requests waits for their answers, for three quarters of this; the rest is for telling that it does not any more.
+pub(crate) fn grace_s(layer: Layer, site: &Site) -> u64 {
+    let drain = site.limits.drain.as_secs();
+    match layer {
+        Layer::Front => GRACE_S.max((drain * 4).div_ceil(3)),
+        Layer::Broker | Layer::Sole | Layer::Service => GRACE_S,
+    }
+}
+
 /// The services' children.
 pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<ChildSpec> {
     let service = |pinned: &Pinned, role: &str, own: Vec<OsString>| {
         let mut arguments: Vec<OsString> =
             vec!["--nats-url".into(), surroundings.nats_urls.join(",").into()];
-        let access = site.access(role);
-        let files = [
-            ("--nats-credentials", access.credentials),
-            ("--nats-ca", access.ca),
-        ];
-        for (flag, file) in files {
-            arguments.extend(file.into_iter().flat_map(|file| [flag.into(), file.into()]));
-        }
+        arguments.extend(access_flags(site.access(role)));
         let layer = match role {
             GATEWAY => Layer::Front,
             AR_BATCHER => Layer::Sole,
             _ => Layer::Service,
         };
-        // Who takes requests waits for their answers.
-        let grace = match (layer, site.limits.drain.as_secs()) {
-            (Layer::Front, drain @ 1..) => drain.to_string(),
-            _ => GRACE_S.to_owned(),
-        };
         arguments.extend([
             "--prefix".into(),
             args.prefix.to_string().into(),
             "--grace-s".into(),
-            grace.into(),
+            grace_s(layer, site).to_string().into(),
         ]);
         if let Some(file) = &args.admin_key_file {
             arguments.extend(["--admin-key-file".into(), file.into()]);
@@ -131,6 +130,18 @@ fn gateway(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<OsStr
         flags.extend(["--public-url".into(), url.into()]);
     }
     flags
+}
+
+/// As whom a process comes to the broker.
+pub(crate) fn access_flags(access: Access) -> Vec<OsString> {
+    let files = [
+        ("--nats-credentials", access.credentials),
+        ("--nats-ca", access.ca),
+    ];
+    let given = files
+        .into_iter()
+        .filter_map(|(flag, file)| Some([flag.into(), file?.into()]));
+    given.flatten().collect()
 }
 
 /// What the workers run: a model, which is the engine that they have by themselves, or a replay.

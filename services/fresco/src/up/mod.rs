@@ -22,7 +22,7 @@ pub(crate) mod systemd;
 
 use std::{fs, io, path::Path, time::Duration};
 
-use messaging::{Access, Bus};
+use messaging::Bus;
 use service::{Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
@@ -131,11 +131,10 @@ fn look_after(
         members.clone(),
         events.clone(),
     )));
-    let system_urls: Vec<_> = prepared.system_url.iter().cloned().collect();
-    if !system_urls.is_empty() {
+    if let Some(system) = prepared.system.clone() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            if let Err(error) = watcher::watch(&bus, &system_urls, &Access::default()).await {
+            if let Err(error) = watcher::watch(&bus, &system.urls, &system.access).await {
                 tracing::error!(%error, "connections are not watched");
             }
         }));

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use messaging::{Bus, BusConfig};
+use messaging::{Access, Bus, BusConfig};
 use protocol::Role;
 use service::exit::Failure;
 
@@ -30,8 +30,8 @@ pub(crate) struct Prepared {
     pub(crate) fresco: PathBuf,
     pub(crate) children: Vec<ChildSpec>,
     pub(crate) nats_urls: Vec<String>,
-    /// Of the broker that we start; others' we have no credentials for.
-    pub(crate) system_url: Option<String>,
+    /// Of the broker that we start, or whose credential the fleet's file has.
+    pub(crate) system: Option<SystemAccount>,
     pub(crate) listen: SocketAddr,
     pub(crate) gateway_health: SocketAddr,
     limits: Limits,
@@ -59,12 +59,15 @@ impl Prepared {
         let (listen, gateway_health) = free_addresses(args, site)?;
         let mut children = Vec::new();
         let mut nats_urls = args.nats_urls.clone();
-        let mut system_url = None;
+        let mut system = SystemAccount::of(site, &nats_urls);
         if nats_urls.is_empty() {
             let broker = embedded_broker(args, &fresco, folder.path()).await?;
             children.push(broker.child);
             nats_urls.push(broker.url);
-            system_url = Some(broker.system_url);
+            system = Some(SystemAccount {
+                urls: vec![broker.system_url],
+                access: Access::default(),
+            });
         }
         let surroundings = Surroundings {
             programs,
@@ -87,7 +90,7 @@ impl Prepared {
             fresco,
             children,
             nats_urls: surroundings.nats_urls,
-            system_url,
+            system,
             listen,
             gateway_health,
             limits: site.limits,
@@ -135,6 +138,24 @@ impl Prepared {
             .map(|child| child.name.as_str())
             .collect::<Vec<_>>()
             .join(", ")
+    }
+}
+
+/// Where it is told whose connection ends.
+#[derive(Debug, Clone)]
+pub(crate) struct SystemAccount {
+    pub(crate) urls: Vec<String>,
+    pub(crate) access: Access,
+}
+
+impl SystemAccount {
+    /// Of others' brokers, with the credential that lies beside the roles'.
+    fn of(site: &Site, urls: &[String]) -> Option<Self> {
+        let access = site.access("system");
+        access.credentials.is_some().then(|| Self {
+            urls: urls.to_vec(),
+            access,
+        })
     }
 }
 

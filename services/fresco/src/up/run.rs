@@ -15,6 +15,7 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
+use service::PLACE_VARIABLES;
 use tokio::{
     process::{Child, Command},
     sync::mpsc,
@@ -178,6 +179,9 @@ impl<'a> Processes<'a> {
             .arg(std::process::id().to_string())
             .arg("--");
         command.arg(&spec.program).args(&spec.arguments);
+        for variable in PLACE_VARIABLES {
+            command.env_remove(variable);
+        }
         command.envs(spec.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::from(self.launch.hold.try_clone()?));
         command

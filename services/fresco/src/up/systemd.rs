@@ -1,7 +1,7 @@
 //! `fresco fleet systemd`: the units of a fleet file, for a machine whose processes systemd starts, restarts and stops. The same
 //! programs with the same flags as `fresco up --fleet`, so that one file says what runs.
 
-use std::{fmt::Write as _, fs, net::SocketAddr};
+use std::{ffi::OsString, fmt::Write as _, fs, net::SocketAddr};
 
 use service::exit::Failure;
 
@@ -20,8 +20,8 @@ use crate::{
 /// Where the gateway answers probes, unless the file says.
 const HEALTH_PORT: u16 = 8081;
 
-/// From SIGTERM to SIGKILL of a worker, which gives its work back within three.
-const STOP_S: u64 = 6;
+/// From the end of its grace period to SIGKILL.
+const STOP_S: u64 = 3;
 
 /// Writes the units.
 pub(crate) fn run(args: &FleetSystemdArgs) -> Result<(), Failure> {
@@ -64,30 +64,34 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let file = |name: &str| format!("fresco-{name}.service");
     let names: Vec<_> = children.iter().map(|child| file(&child.name)).collect();
     let mut units = vec![("fresco.target".to_owned(), target(&names))];
-    units.extend(
-        children
-            .iter()
-            .map(|child| (file(&child.name), unit(child, args, site))),
-    );
+    let texts = children.iter().map(|child| {
+        // Units stop in the inverse order: who takes requests before those who work on them, the broker last.
+        let mut after = vec![
+            "network-online.target".to_owned(),
+            "nats-server.service".to_owned(),
+        ];
+        if child.layer == Layer::Front {
+            let others = children.iter().filter(|other| other.layer != Layer::Front);
+            after.extend(others.map(|other| file(&other.name)));
+        }
+        (file(&child.name), unit(child, &after, args, site))
+    });
+    units.extend(texts);
     units
 }
 
 /// Keeps the streams, and gives back what the dead held: under `fresco up` that is `fresco up`.
 fn watcher(up: &UpArgs, site: &Site, surroundings: &Surroundings) -> ChildSpec {
-    let mut flags = vec![
-        "watch".to_owned(),
-        "--nats-url".to_owned(),
-        up.nats_urls.join(","),
-    ];
-    flags.extend(["--prefix".to_owned(), up.prefix.to_string()]);
-    let access = site.access("watcher");
-    for (flag, file) in [
-        ("--nats-credentials", access.credentials),
-        ("--nats-ca", access.ca),
-    ] {
-        if let Some(file) = file {
-            flags.extend([flag.to_owned(), file.display().to_string()]);
-        }
+    let urls = up.nats_urls.join(",");
+    let prefix = up.prefix.to_string();
+    let mut flags: Vec<OsString> = ["watch", "--nats-url", &urls, "--prefix", &prefix]
+        .map(Into::into)
+        .into();
+    flags.extend(fleet::access_flags(site.access("watcher")));
+    // Without its credential the system account tells nobody who is gone: what the dead held waits for its ack deadline.
+    if let Some(file) = site.access("system").credentials {
+        flags.extend(["--system-url", &urls, "--system-credentials"].map(Into::into));
+        flags.push(file.into());
     }
     let options = up.times.options(site.replicas);
     for (flag, value) in [
@@ -95,13 +99,13 @@ fn watcher(up: &UpArgs, site: &Site, surroundings: &Surroundings) -> ChildSpec {
         ("--ack-wait-s", options.ack_wait.as_secs()),
         ("--result-ttl-s", options.result_ttl.as_secs()),
     ] {
-        flags.extend([flag.to_owned(), value.to_string()]);
+        flags.extend([flag.into(), value.to_string().into()]);
     }
     ChildSpec {
         name: "watch".to_owned(),
         layer: Layer::Service,
         program: surroundings.programs.join("fresco"),
-        arguments: flags.into_iter().map(Into::into).collect(),
+        arguments: flags,
         environment: Vec::new(),
     }
 }
@@ -115,17 +119,29 @@ fn target(services: &[String]) -> String {
     )
 }
 
-fn unit(child: &ChildSpec, args: &FleetSystemdArgs, site: &Site) -> String {
+fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Site) -> String {
     let mut text = format!(
         "# By `fresco fleet systemd`.\n\
-         [Unit]\nDescription=Fresco {}\nPartOf=fresco.target\nAfter=network-online.target\nWants=network-online.target\n\
+         [Unit]\nDescription=Fresco {}\nPartOf=fresco.target\nAfter={}\nWants=network-online.target\n\
          # It is started again for ever, however often it dies.\nStartLimitIntervalSec=0\n\n\
          [Service]\nType=exec\nUser={}\n",
-        child.name, args.user
+        child.name,
+        after.join(" "),
+        args.user
     );
     let mut line = |key: &str, value: &str| {
         writeln!(text, "{key}={value}").expect("a String takes every text");
     };
+    // A connection a client that waits: a gateway lets 10,000 outputs in, and the usual limit is 1,024.
+    line("LimitNOFILE", "65536");
+    // For what all of them take from there: the collector of traces, what to log.
+    line("EnvironmentFile", "-/etc/fresco/fresco.env");
+    if let Some(folder) = &args.libtorch {
+        line(
+            "Environment",
+            &quoted(&format!("LD_LIBRARY_PATH={}", folder.display())),
+        );
+    }
     for (name, value) in &child.environment {
         line("Environment", &quoted(&format!("{name}={value}")));
     }
@@ -141,10 +157,7 @@ fn unit(child: &ChildSpec, args: &FleetSystemdArgs, site: &Site) -> String {
     line("RestartSec", "200ms");
     line("RestartSteps", "6");
     line("RestartMaxDelaySec", "10s");
-    let stop = match child.layer {
-        Layer::Front => site.limits.drain.as_secs() + STOP_S,
-        Layer::Broker | Layer::Sole | Layer::Service => STOP_S,
-    };
+    let stop = fleet::grace_s(child.layer, site) + STOP_S;
     line("TimeoutStopSec", &format!("{stop}s"));
     for key in [
         "NoNewPrivileges",
@@ -197,6 +210,8 @@ mod tests {
                 "/o",
                 "--programs",
                 "/opt/a b",
+                "--libtorch",
+                "/opt/libtorch/lib",
                 "--fleet",
             ]
             .into_iter()
@@ -256,23 +271,40 @@ drain_s = 40
             let mut found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
             found.next().unwrap_or_default().to_owned()
         };
-        assert_eq!(line(4, "Environment"), "CUDA_VISIBLE_DEVICES=2");
+        assert_eq!(line(4, "Environment"), "LD_LIBRARY_PATH=/opt/libtorch/lib");
+        assert!(
+            units[4]
+                .1
+                .contains("\nEnvironment=CUDA_VISIBLE_DEVICES=2\n")
+        );
+        // Stopped the other way round: first the gateway, with the workers at work until it has answered.
+        assert_eq!(
+            line(1, "After"),
+            format!(
+                "network-online.target nats-server.service {}",
+                services[1..].join(" ")
+            )
+        );
+        assert_eq!(
+            line(2, "After"),
+            "network-online.target nats-server.service"
+        );
         assert_eq!(
             line(4, "ExecStart"),
             "\"/opt/a b/fresco-denoiser\" --nats-url tls://n1:4222,tls://n2:4222 --nats-credentials /etc/fresco/keys/denoiser.nk \
              --prefix fresco --grace-s 3 --model /m --device cuda:0"
         );
-        assert!(line(1, "ExecStart").contains("--grace-s 40 --listen 0.0.0.0:8080 --health-listen 127.0.0.1:8081 --public-url https://h"));
+        assert!(line(1, "ExecStart").contains("--grace-s 54 --listen 0.0.0.0:8080 --health-listen 127.0.0.1:8081 --public-url https://h"));
         assert_eq!(
             (
                 line(1, "TimeoutStopSec").as_str(),
                 line(2, "TimeoutStopSec").as_str()
             ),
-            ("46s", "6s")
+            ("57s", "6s")
         );
         assert!(
             line(5, "ExecStart")
-                .contains("watcher.nk --replicas 3 --ack-wait-s 30 --result-ttl-s 3600")
+                .contains("watcher.nk --system-url tls://n1:4222,tls://n2:4222 --system-credentials /etc/fresco/keys/system.nk --replicas 3 --ack-wait-s 30 --result-ttl-s 3600")
         );
         // A model that cannot be loaded is tried again for ever: somebody may repair it.
         assert!(
