@@ -18,6 +18,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rand::{SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -71,12 +72,12 @@ impl Fleet {
     }
 
     async fn until_all_work(&self, gone: &[u64]) {
-        until("fourteen denoisers are there again", || async {
+        until("fourteen denoisers work", || async {
             let denoisers = self.denoisers().await;
-            let alive = denoisers
-                .iter()
-                .filter(|(process, _)| !gone.contains(process));
-            (alive.count() == DENOISERS).then_some(())
+            let working = denoisers.iter().filter(|(process, state)| {
+                !gone.contains(process) && ["idle", "busy"].contains(&state.as_str())
+            });
+            (working.count() == DENOISERS).then_some(())
         })
         .await;
     }
@@ -90,29 +91,66 @@ fn runs(process: u64) -> bool {
     Path::new(&format!("/proc/{process}/cmdline")).exists()
 }
 
-/// Kills three that paint, three times over, each time in another order; says whom. Returns when all are back.
+/// How the second and the third death of a round follow the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// At once.
+    Together,
+    /// When the one before is gone and its successor has not come yet.
+    WhileOneComesBack,
+    /// When its successor paints: the successor dies.
+    OfTheSuccessor,
+}
+
+/// Three that paint, drawn by `seed`.
+async fn kill_three(fleet: &Fleet, pace: Pace, seed: u64, gone: &mut Vec<u64>) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let before: Vec<u64> = fleet
+        .denoisers()
+        .await
+        .into_iter()
+        .map(|(process, _)| process)
+        .collect();
+    for nth in 0..3 {
+        let successor = pace == Pace::OfTheSuccessor && nth > 0;
+        let painting = until("one to kill paints", || async {
+            let denoisers = fleet.denoisers().await;
+            let painting = denoisers.into_iter().filter(|(_, state)| state == "busy");
+            let painting = painting.map(|(process, _)| process);
+            let wanted = |process: &u64| {
+                !gone.contains(process) && (!successor || !before.contains(process))
+            };
+            let painting: Vec<_> = painting.filter(wanted).collect();
+            (!painting.is_empty()).then_some(painting)
+        });
+        let victim = *painting.await.choose(&mut random).unwrap();
+        kill(
+            Pid::from_raw(i32::try_from(victim).unwrap()),
+            Signal::SIGKILL,
+        )
+        .unwrap();
+        gone.push(victim);
+        if pace == Pace::WhileOneComesBack {
+            until("it is known to be gone", || async {
+                let denoisers = fleet.denoisers().await;
+                let there = denoisers.iter().any(|(process, _)| *process == victim);
+                (!there).then_some(())
+            })
+            .await;
+        }
+    }
+}
+
+/// Three times three; says whom. Returns when all are back.
 async fn kill_in_threes(fleet: &Fleet) -> Vec<u64> {
     let mut gone = Vec::new();
-    for round in 0..3 {
-        let victims = until("three denoisers work", || async {
-            let denoisers = fleet.denoisers().await;
-            let busy = denoisers.iter().filter(|(_, state)| state == "busy");
-            let busy = busy.map(|(process, _)| *process);
-            let mut busy: Vec<_> = busy.filter(|process| !gone.contains(process)).collect();
-            let first = round % busy.len().max(1);
-            busy.rotate_left(first);
-            busy.truncate(3);
-            (busy.len() == 3).then_some(busy)
-        })
-        .await;
-        for process in victims {
-            kill(
-                Pid::from_raw(i32::try_from(process).unwrap()),
-                Signal::SIGKILL,
-            )
-            .unwrap();
-            gone.push(process);
-        }
+    let paces = [
+        Pace::Together,
+        Pace::WhileOneComesBack,
+        Pace::OfTheSuccessor,
+    ];
+    for (seed, pace) in (0..).zip(paces) {
+        kill_three(fleet, pace, seed, &mut gone).await;
         fleet.until_all_work(&gone).await;
     }
     gone
