@@ -8,7 +8,7 @@ help:
 	@echo "make demo     build, start a small fleet, paint a picture, stop it"
 	@echo "make up       the same fleet, until Ctrl-C"
 	@echo "make test     all tests"
-	@echo "make secured  the end-to-end tests on three brokers with TLS and a credential a role"
+	@echo "make secured  the end-to-end tests on three brokers with TLS and a credential a role; PROFILE=secured-short some"
 	@echo "make exam     600 pictures of the demo model, judged; ten minutes (the tests judge a third)"
 	@echo "make chaos    thousands of requests while everything is killed and frozen; SEED=n again"
 	@echo "make cluster  the same on three brokers whose leaders are killed and rolled"
@@ -50,7 +50,7 @@ secured: export OMP_NUM_THREADS = 1
 secured: export FRESCO_TEST_BROKER = secured-cluster
 secured: setup
 	cargo build --locked --workspace --bins
-	cargo nextest run --locked --workspace --profile secured
+	cargo nextest run --locked --workspace --profile $(or $(PROFILE),secured)
 
 exam: export OMP_NUM_THREADS = 1
 exam: setup

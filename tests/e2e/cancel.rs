@@ -142,6 +142,7 @@ async fn a_job_is_cancelled_in_every_state_and_its_worker_is_free_within_a_step_
     // Of nine jobs and two companions one was painted, and one is now.
     let last = api.submit(&narrow(1)).await;
     assert_eq!(api.until_ended(&last).await["status"], "completed");
+    fleet.until_queues_empty().await;
     assert_eq!(painted(&fleet).await, 2);
 }
 
@@ -179,8 +180,8 @@ async fn a_client_that_leaves_cancels_its_job_unless_it_may_come_back_a05() {
     let job = hasty.submit(&narrow(8)).await;
     drop(hasty);
     assert_eq!(api.until_ended(&job).await["status"], "completed");
-    assert_eq!(painted(&fleet).await, 3);
     fleet.until_queues_empty().await;
+    assert_eq!(painted(&fleet).await, 3);
 }
 
 /// Jobs of a few milliseconds.

@@ -71,6 +71,7 @@ async fn a_worker_that_was_frozen_in_its_only_step_is_second_once_and_works_on()
         http::generate(&fleet.gateway, &two)
     );
     assert_eq!((one.data().len(), two.data().len()), (1, 1));
+    fleet.until_queues_empty().await;
     assert_eq!(painted().await, [1, 2]);
     assert_eq!(suppressed().await, 1);
 }

@@ -28,6 +28,7 @@ const KEY: (&str, &str) = ("idempotency-key", "order 66/a");
 
 /// Rows started, pictures painted.
 async fn executions(fleet: &Fleet) -> (u64, u64) {
+    fleet.until_queues_empty().await;
     let rows = fleet.counter(Role::ArBatcher, "fresco_ar_rows_started");
     let painted = fleet.counter(Role::Denoiser, "fresco_outputs_painted");
     (rows.await, painted.await)

@@ -344,7 +344,7 @@ async fn painted(fleet: &Fleet) -> u64 {
 #[tokio::test]
 async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
     let slow_ar = Table {
-        ar: ArTimes::new(&[(1, 400.0)], 258),
+        ar: ArTimes::new(&[(1, 1_500.0)], 258),
         ..QUICK
     };
     let mut fleet = Fleet::replay(2, slow_ar).await;
@@ -374,6 +374,7 @@ async fn a_lost_batcher_redoes_only_what_was_not_fanned_out_a34_a83() {
         metrics.contains("fresco_ar_rows_started_total 2\n"),
         "{metrics}"
     );
+    fleet.until_queues_empty().await;
     assert_eq!(painted(&fleet).await, 10);
 }
 

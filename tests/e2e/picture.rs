@@ -86,6 +86,7 @@ async fn outputs_are_painted_by_different_workers_and_equal_single_pictures_a16_
         1,
         "two outputs, one batch"
     );
+    fleet.until_queues_empty().await;
     let painted = fleet
         .counter_by_worker(Role::Denoiser, "fresco_outputs_painted")
         .await;

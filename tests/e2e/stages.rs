@@ -46,6 +46,7 @@ async fn eight_outputs_on_eight_idle_denoisers_take_the_time_of_one() {
     let answer = http::generate(&fleet.gateway, &request("64x64", 10, 8)).await;
     let took = start.elapsed();
     assert_eq!(answer.data().len(), 8);
+    fleet.until_queues_empty().await;
     let painted = fleet
         .counter_by_worker(Role::Denoiser, "fresco_outputs_painted")
         .await;

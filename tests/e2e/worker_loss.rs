@@ -58,6 +58,7 @@ async fn picture_after(loss: Loss) -> (Vec<u8>, Duration) {
 
     let answer = job.join_all().await.remove(0);
     let picture = http::pictures(&answer).await.remove(0);
+    fleet.until_queues_empty().await;
     assert_eq!(
         fleet
             .counter(Role::ArBatcher, "fresco_ar_engine_calls")

@@ -11,7 +11,8 @@ impl Fleet {
         self.counter_by_worker(role, name).await.iter().sum()
     }
 
-    /// A counter of each worker of `role` that is alive.
+    /// A counter of each worker of `role` that is alive. Workers count what they have stored once the broker has confirmed it,
+    /// which may be after its client has the answer: [`Fleet::until_queues_empty`] comes before counting it.
     pub async fn counter_by_worker(&self, role: Role, name: &str) -> Vec<u64> {
         let workers = self.bus.workers().await.expect("the broker runs");
         let mut values = Vec::new();
