@@ -54,6 +54,13 @@ fn ended_as(outcome: &'static str) {
     spans::set(&Span::current(), attribute::OUTCOME, outcome);
 }
 
+/// Another worker tries. Not counted as given back: it comes by every half second until somebody takes it.
+fn pass_on(output: OutputId, lease: Lease) {
+    tracing::info!(%output, "left to another worker");
+    ended_as(value::GIVEN_BACK);
+    lease.nak(Some(REST));
+}
+
 /// Which attempt of a denoiser the next one is, from 1.
 fn attempt(life: &OutputLife) -> i64 {
     let attempts = life.attempts.iter();
@@ -166,11 +173,7 @@ impl Worker<'_> {
                 lease.ack().await;
             }
             Decision::Refuse(error) => self.refuse(&job, error, lease).await,
-            Decision::PassOn => {
-                tracing::info!(%output, "left to another worker");
-                ended_as(value::GIVEN_BACK);
-                lease.nak(Some(REST));
-            }
+            Decision::PassOn => pass_on(output, lease),
             Decision::GiveUp => {
                 let give_up = self.give_up(job, facts.life, lease);
                 self.stop.run_until_cancelled(give_up).await;
@@ -179,8 +182,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// The attempt ends unfinished, and nobody is to blame. An output that is left to another worker, because this one has
-    /// failed at it, is no such: it comes by every half second until somebody takes it.
+    /// The attempt ends unfinished, and nobody is to blame.
     fn gives_back(&self) {
         self.counters.given_back.inc();
         ended_as(value::GIVEN_BACK);
