@@ -94,7 +94,14 @@ pub fn names(text: &str, prefix: &str) -> BTreeSet<String> {
 /// The labels that a PromQL query groups by, joins on or selects with.
 pub fn labels(query: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for keyword in ["by", "without", "on", "ignoring", "group_left", "group_right"] {
+    for keyword in [
+        "by",
+        "without",
+        "on",
+        "ignoring",
+        "group_left",
+        "group_right",
+    ] {
         for (at, _) in query.match_indices(keyword) {
             let rest = query[at + keyword.len()..].trim_start();
             let before = query[..at].chars().next_back();

@@ -8,14 +8,14 @@ use protocol::{PriorityClass, Role, UnixMillis, WorkerPresence};
 use service::{
     clock::unix_millis,
     metrics::{
-        Counter, Gauge, Labelled, Metrics, Process,
+        Counter, Gauge, Labelled, Metrics, Process, STATES,
         catalog::{
             BROKER_LOOKS_FAILED, DEAD_LETTER_DEPTH, DEAD_LETTER_OLDEST, OUTPUTS_OPEN, QUEUE_DEPTH,
             QUEUE_ETA, QUEUE_HELD, QUEUE_HELD_MAX, QUEUE_IDLE_PULLS, QUEUE_OLDEST,
             QUEUE_REDELIVERED, STREAM_BYTES, STREAM_MAX_BYTES, STREAM_MAX_MESSAGES,
             STREAM_MESSAGES, WORKERS_BY_STATE,
         },
-        STATES, number, state_label,
+        number, state_label,
     },
 };
 use tokio::{
@@ -329,7 +329,11 @@ mod tests {
         for (_, measure) in &mut measures.ar {
             measure.depth = QueueDepth::default();
         }
-        assert!(etas(&measures, Some(1.0)).iter().all(|(_, eta)| *eta == 0.0));
+        assert!(
+            etas(&measures, Some(1.0))
+                .iter()
+                .all(|(_, eta)| *eta == 0.0)
+        );
     }
 
     #[test]
@@ -355,7 +359,12 @@ mod tests {
         }
         gauges.forget();
         let text = metrics.exposition().unwrap();
-        for absent in ["fresco_queue", "fresco_dead", "fresco_stream", "fresco_workers"] {
+        for absent in [
+            "fresco_queue",
+            "fresco_dead",
+            "fresco_stream",
+            "fresco_workers",
+        ] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
     }

@@ -159,7 +159,11 @@ mod tests {
     fn an_end_that_the_broker_does_not_tell_counts_as_none() {
         for code in ErrorCode::ALL {
             let ended: Result<(), _> = Err(JobError::new(code, "text"));
-            assert_eq!(is_known(&ended), code != ErrorCode::BusUnavailable, "{code}");
+            assert_eq!(
+                is_known(&ended),
+                code != ErrorCode::BusUnavailable,
+                "{code}"
+            );
         }
         assert!(is_known(&Ok(())));
     }

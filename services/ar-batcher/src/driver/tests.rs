@@ -311,7 +311,11 @@ async fn an_engine_that_is_full_is_asked_again_and_costs_no_attempt() {
         );
     }
     assert_eq!(site.calls(), [6 + 3]);
-    for taken in ["engine_calls_total", "rows_started_total", "batch_rows_count"] {
+    for taken in [
+        "engine_calls_total",
+        "rows_started_total",
+        "batch_rows_count",
+    ] {
         assert!(site.says(&format!("fresco_ar_{taken} 6")), "{taken}");
     }
 }
