@@ -226,10 +226,7 @@ mod tests {
         units(&args, &up, &site)
     }
 
-    #[test]
-    fn each_process_is_a_unit_with_the_flags_it_has_under_up() {
-        let units = rendered(
-            r#"
+    const FLEET: &str = r#"
 engine = "native"
 model = "/m"
 [pin]
@@ -249,8 +246,11 @@ devices = [0]
 devices = [1, 2]
 [stop]
 drain_s = 40
-"#,
-        );
+"#;
+
+    #[test]
+    fn each_process_is_a_unit_with_the_flags_it_has_under_up() {
+        let units = rendered(FLEET);
         let names: Vec<_> = units.iter().map(|(name, _)| name.as_str()).collect();
         let services = [
             "fresco-gateway.service",
