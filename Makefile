@@ -1,5 +1,5 @@
 # Thin names for the commands people run. Set-up is part of each, and instant once done.
-.PHONY: help setup demo up contact-sheet exam test secured chaos cluster failover bench configuration lint ci goldens clean
+.PHONY: help setup demo up contact-sheet exam test secured chaos cluster failover bench screenshots configuration lint ci goldens clean
 
 # Where infra/setup links nats-server, cargo-nextest, Prometheus and the linters.
 export PATH := $(CURDIR)/.fresco/bin:$(PATH)
@@ -15,6 +15,7 @@ help:
 	@echo "make failover how long a job is without a worker when its own goes away"
 	@echo "make bench    throughput, latency and overhead of fleets that replay; a quarter of an hour"
 	@echo "make configuration  the flags in docs/configuration.md, anew"
+	@echo "make screenshots  the pictures of the dashboards, anew"
 	@echo "make lint     format, spelling, unused dependencies, clippy, docs, licences"
 	@echo "make ci       what CI runs: lint and test"
 	@echo "make setup    only what the others do first: libtorch and nats-server into the cache"
@@ -77,6 +78,11 @@ bench: setup
 configuration: setup
 	cargo build --locked --workspace --bins
 	infra/configuration.sh
+
+screenshots: setup
+	@infra/setup/setup --test
+	cargo build --locked --workspace --bins
+	target/debug/screenshots
 
 lint:
 	.ci/run lint

@@ -11,7 +11,12 @@ use std::{
 
 use integration::{
     dashboards::{dashboards, folder, labels, names},
-    root,
+    queries::{
+        Filled,
+        grammar::{Language, parse},
+        links_to_metrics, shipped,
+    },
+    root, tempo,
 };
 use service::metrics::catalog::{ALL, Spec};
 use tempfile::TempDir;
@@ -39,12 +44,11 @@ fn alerts() -> String {
 /// Every query to Prometheus, with where it stands.
 fn queries() -> Vec<(String, String)> {
     let panels = dashboards().into_iter().flat_map(|d| d.panels());
-    panels
-        .flat_map(|panel| {
-            let queries = panel.promql();
-            queries.into_iter().map(move |q| (panel.name.clone(), q))
-        })
-        .collect()
+    let of_panels = panels.flat_map(|panel| {
+        let queries = panel.promql();
+        queries.into_iter().map(move |q| (panel.name.clone(), q))
+    });
+    of_panels.chain(links_to_metrics()).collect()
 }
 
 /// The conditions of alerts, each with its alert.
@@ -93,7 +97,9 @@ fn dashboards_and_alerts_ask_for_what_there_is_and_for_all_of_it() {
 fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
     let samples = samples();
     let panels = queries();
-    for (place, query) in &panels {
+    // A click on a span knows the namespace of its process, which is not what scrapes call the deployment.
+    let of_panels = |place: &str| !place.starts_with("data sources");
+    for (place, query) in panels.iter().filter(|(place, _)| of_panels(place)) {
         let of_deployment = query.matches(r#"deployment=~"$deployment"}"#).count();
         let asked = query.matches("fresco_").count();
         assert!(
@@ -107,15 +113,16 @@ fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
         let of_query = names(&query, "fresco_");
         let mut known: BTreeSet<&str> = ADDED.into_iter().collect();
         known.extend(of_query.iter().flat_map(|name| samples[name].labels));
+        let of_spans = ["traces_", "tempo_"].map(|prefix| names(&query, prefix));
+        for name in of_spans.iter().flatten() {
+            let labels = tempo::labels(name);
+            known.extend(labels.unwrap_or_else(|| panic!("{place}: Tempo makes no {name}")));
+        }
         let unknown: Vec<_> = labels(&query)
             .into_iter()
-            .filter(|label| !known.contains(label.as_str()))
+            .filter(|label| !known.contains(label.as_str()) && label != "__name__")
             .collect();
-        let foreign = !names(&query, "traces_").is_empty();
-        assert!(
-            unknown.is_empty() || foreign,
-            "{place}: {unknown:?} in {query}"
-        );
+        assert!(unknown.is_empty(), "{place}: {unknown:?} in {query}");
     }
 }
 
@@ -131,6 +138,46 @@ fn prometheus_itself_reads_every_query() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("panels.yml"), text).unwrap();
     run("promtool", &["check", "rules", "panels.yml"], folder.path());
+}
+
+#[test]
+fn grafanas_own_grammars_read_every_query_to_tempo_and_loki() {
+    let shipped = shipped();
+    let filled: Vec<_> = shipped
+        .iter()
+        .map(|asked| (asked.language, asked.filled(&Filled::default())))
+        .collect();
+    let texts: Vec<_> = filled.iter().map(|(l, text)| (*l, text.as_str())).collect();
+    for (asked, tree) in shipped.iter().zip(parse(&texts)) {
+        let (place, faults) = (&asked.place, tree.faults());
+        assert!(faults.is_empty(), "{place}: {faults:?} in {}", asked.text);
+    }
+    let count = |language| {
+        shipped
+            .iter()
+            .filter(move |asked| asked.language == language)
+    };
+    let (traces, logs) = (count(Language::TraceQl), count(Language::LogQl));
+    assert!(traces.count() >= 12 && logs.count() >= 3);
+}
+
+#[test]
+fn a_broken_query_is_told() {
+    use Language::{LogQl, TraceQl};
+    let broken = [
+        (TraceQl, r#"{ name = "job" "#),
+        (TraceQl, r#"{ name = }"#),
+        (TraceQl, r#"{ name = "job" } >> "#),
+        // Go takes such numbers; the grammar of the editor does not.
+        (TraceQl, "{ } | quantile_over_time(duration, .5) by (name)"),
+        (TraceQl, "{ name = \"$job\" } | sel(name)"),
+        (LogQl, r#"{service_name="a" |= "b""#),
+        (LogQl, r#"{service_name="a"} | json | level ="#),
+        (LogQl, r#"sum by (level) (count_over_time({a="b"}))"#),
+    ];
+    for ((_, text), tree) in broken.iter().zip(parse(&broken)) {
+        assert!(!tree.faults().is_empty(), "{text}");
+    }
 }
 
 #[test]
@@ -178,7 +225,7 @@ fn dashboards_are_whole_and_of_no_installation() {
             .skip(1)
             .filter_map(|rest| rest.split('"').next())
         {
-            let chosen = ["${prometheus}", "${tempo}"].contains(&uid);
+            let chosen = ["${prometheus}", "${tempo}", "${loki}"].contains(&uid);
             assert!(
                 chosen || uids.contains(uid),
                 "{file}: a data source of one installation: {uid}"
@@ -197,6 +244,29 @@ fn dashboards_are_as_their_program_writes_them() {
         &["-B", program.to_str().unwrap(), "--check"],
         &root(),
     );
+}
+
+/// For people who read a page on a slow line.
+const PICTURE_BYTES_MAX: u64 = 150_000;
+
+#[test]
+fn the_page_shows_every_dashboard_and_a_trace() {
+    let page = fs::read_to_string(folder().join("README.md")).unwrap();
+    let dashboards = dashboards().into_iter();
+    let files = dashboards.map(|dashboard| dashboard.file.replace(".json", ".svg"));
+    let files: BTreeSet<_> = files.chain(["trace.svg".to_owned()]).collect();
+    for file in &files {
+        let picture = fs::metadata(folder().join("pictures").join(file));
+        let bytes = picture.unwrap_or_else(|error| panic!("{file}: {error}; `make screenshots`"));
+        assert!(
+            bytes.len() < PICTURE_BYTES_MAX,
+            "{file}: {} bytes",
+            bytes.len()
+        );
+        assert!(page.contains(&format!("(pictures/{file})")), "{file}");
+    }
+    let there = fs::read_dir(folder().join("pictures")).unwrap().count();
+    assert_eq!(there, files.len(), "pictures of nothing");
 }
 
 #[test]

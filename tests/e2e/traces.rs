@@ -1,9 +1,9 @@
 //! Spans at a real collector: whole trees, of every role, whatever happens to processes and collectors.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    net::TcpListener,
-    time::Duration,
+    collections::BTreeSet,
+    net::{SocketAddr, TcpListener},
+    time::{Duration, Instant},
 };
 
 use integration::{
@@ -12,10 +12,12 @@ use integration::{
     free_port,
     http::{self, Answer},
     otlp::{Captured, Collector, Tree, number},
+    srt::{FakeSrt, Setup},
+    tempo::{Config, Processor},
 };
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use protocol::trace::{attribute, event, span, value};
-use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
+use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table, Times};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -32,9 +34,6 @@ const QUICK: Table = Table {
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const UNSAMPLED: &str = "00-11111111111111111111111111111111-2222222222222222-00";
-
-/// A process's own time to end, its spans' and a loaded machine's.
-const END_WITHIN: Duration = Duration::from_secs(20);
 
 fn exporting(url: &str, protocol: &str) -> Vec<String> {
     ["--otlp-endpoint", url, "--otlp-protocol", protocol]
@@ -70,15 +69,6 @@ async fn generate_in(fleet: &Fleet, traceparent: &str, request: &Value) -> Answe
     Answer::read(response).await.unwrap()
 }
 
-/// Every process ends, as at a deploy.
-async fn terminate(fleet: &mut Fleet) {
-    let workers = fleet.denoisers.iter_mut().chain([&mut fleet.ar_batcher]);
-    for process in workers.chain([&mut fleet.gateway_process]) {
-        let status = process.terminate(END_WITHIN).await;
-        assert!(status.success(), "{status}");
-    }
-}
-
 fn services(spans: &[Captured]) -> Vec<&str> {
     let mut services: Vec<_> = spans
         .iter()
@@ -96,7 +86,7 @@ async fn the_last_spans_before_sigterm_arrive_over_both_protocols() {
         let mut fleet = fleet(QUICK, 1, exporting(&collector.url(), protocol)).await;
         let answer = generate_in(&fleet, SAMPLED, &fox(2)).await;
         assert_eq!(answer.data().len(), 1);
-        terminate(&mut fleet).await;
+        fleet.terminate().await;
 
         let tree = Tree::of(&collector.spans(), TRACE);
         let wanted = ["fresco-ar-batcher", "fresco-denoiser", "fresco-gateway"];
@@ -119,7 +109,7 @@ async fn an_unsampled_parent_gives_no_spans() {
     for parent in [UNSAMPLED, SAMPLED] {
         assert_eq!(generate_in(&fleet, parent, &fox(2)).await.data().len(), 1);
     }
-    terminate(&mut fleet).await;
+    fleet.terminate().await;
     let spans = collector.spans();
     let unsampled = Tree::of(&spans, "11111111111111111111111111111111");
     assert_eq!(unsampled.spans.len(), 0, "{}", unsampled.shown());
@@ -145,7 +135,7 @@ async fn a_dead_collector_costs_spans_and_nothing_else() {
             http::generate(&fleet.gateway, &fox(1)).await.data().len(),
             1
         );
-        terminate(&mut fleet).await;
+        fleet.terminate().await;
         assert_eq!(told(&fleet), 1, "{}", fleet.gateway_process.log());
     }
 }
@@ -161,7 +151,7 @@ async fn a_collector_that_never_answers_holds_no_process_up() {
             let answer = http::generate(&fleet.gateway, &fox(1)).await;
             assert_eq!(answer.data().len(), 1);
         }
-        terminate(&mut fleet).await;
+        fleet.terminate().await;
     }
 }
 
@@ -451,38 +441,18 @@ async fn the_stages_of_a_job_add_up_to_its_whole_time() {
     assert!((0.98..=1.02).contains(&share), "{share}\n{}", tree.shown());
 }
 
-/// What Tempo's metrics generator makes of spans, by the rule in its documentation: a client or producer is one end of
-/// an edge under its own id, a server or consumer the other one under its parent's; a server without a parent is called
-/// by the user, a client that nobody answers is unpaired unless it names a peer. This is an emulation: no Tempo runs
-/// here.
-fn service_graph(spans: &[Captured]) -> (BTreeSet<(String, String)>, Vec<String>) {
-    let service = |span: &Captured| span.process("service.name").unwrap_or_default().to_owned();
-    let mut ends: HashMap<_, (Option<String>, Option<String>)> = HashMap::new();
-    for captured in spans {
-        let Captured { span, .. } = captured;
-        let of_trace = |id: &Vec<u8>| (span.trace_id.clone(), id.clone());
-        match captured.kind() {
-            SpanKind::Client | SpanKind::Producer => {
-                ends.entry(of_trace(&span.span_id)).or_default().0 = Some(service(captured));
-            }
-            SpanKind::Server | SpanKind::Consumer => {
-                let (from, to) = ends.entry(of_trace(&span.parent_span_id)).or_default();
-                *to = Some(service(captured));
-                if span.parent_span_id.is_empty() {
-                    *from = Some("user".to_owned());
-                }
-            }
-            _ => {}
-        }
+/// What the emulation of Tempo makes of spans once no half of an edge has anything to wait for.
+fn service_graph(spans: &[Captured]) -> Processor {
+    let mut processor = Processor::new(Config::shipped());
+    let now = Instant::now();
+    // As if each came when it began: processes send theirs once a second, in any order.
+    let mut spans: Vec<_> = spans.iter().collect();
+    spans.sort_by_key(|captured| captured.span.start_time_unix_nano);
+    for span in spans {
+        processor.push(span, now);
     }
-    let (mut edges, mut unpaired) = (BTreeSet::new(), Vec::new());
-    for end in ends.into_values() {
-        match end {
-            (Some(from), Some(to)) => drop(edges.insert((from, to))),
-            end => unpaired.push(format!("{end:?}")),
-        }
-    }
-    (edges, unpaired)
+    processor.expire(Duration::ZERO, now);
+    processor
 }
 
 #[tokio::test]
@@ -496,14 +466,58 @@ async fn a_service_graph_has_every_edge_and_no_span_without_its_other_end() {
         assert_eq!(answer.data().len(), n);
     }
     fleet.until_queues_empty().await;
-    terminate(&mut fleet).await;
-    let (edges, unpaired) = service_graph(&collector.spans());
-    assert!(unpaired.is_empty(), "{unpaired:?}");
+    fleet.terminate().await;
+    let graph = service_graph(&collector.spans());
+    assert_eq!(graph.expired().len(), 0, "{:?}", graph.expired());
     let wanted = [
-        ("fresco-ar-batcher", "fresco-denoiser"),
-        ("fresco-gateway", "fresco-ar-batcher"),
-        ("user", "fresco-gateway"),
+        ["fresco-ar-batcher", "fresco-denoiser", "messaging_system"],
+        ["fresco-gateway", "fresco-ar-batcher", "messaging_system"],
+        ["user", "fresco-gateway", "virtual_node"],
     ];
-    let wanted = wanted.map(|(from, to)| (from.to_owned(), to.to_owned()));
-    assert_eq!(edges, BTreeSet::from(wanted));
+    assert_eq!(graph.edges(), wanted);
+}
+
+/// What the tiny checkpoint's engine draws from.
+const TINY_CODEBOOK: u32 = 512;
+
+#[tokio::test]
+async fn a_message_that_comes_again_is_half_an_edge_and_an_engine_without_spans_a_whole_one() {
+    let collector = Collector::start().await;
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), TINY_CODEBOOK);
+    let server = FakeSrt::start(anywhere, setup).await.unwrap();
+    let mut fleet = Fleet::start(Size {
+        denoisers: 2,
+        ack_wait: REPLAY_ACK_WAIT,
+        engine: Engine::Srt {
+            urls: vec![server.url()],
+            table: QUICK,
+        },
+        shell_flags: exporting(&collector.url(), "grpc"),
+        ..Size::default()
+    })
+    .await;
+    fleet.script(&[Rule {
+        prompt_contains: "poison".into(),
+        stage: FaultStage::Denoise,
+        fault: Fault::Fail,
+    }]);
+    let mut poison = fox(1);
+    poison["prompt"] = json!("a poison");
+    let failed = http::generate(&fleet.gateway, &poison).await;
+    assert_eq!(failed.error().0, "attempts_exhausted");
+    fleet.until_queues_empty().await;
+    fleet.terminate().await;
+    let spans = collector.spans();
+    let graph = service_graph(&spans);
+    let engine = ["fresco-ar-batcher", "127.0.0.1", "virtual_node"];
+    assert!(graph.edges().contains(&engine), "{:?}", graph.edges());
+    let again = graph.expired().iter().map(|edge| edge.server.as_ref());
+    let again: Vec<_> = again.map(|span| span.unwrap().name()).collect();
+    let attempts = spans
+        .iter()
+        .filter(|span| span.name() == span::PROCESS_DENOISE);
+    assert!(attempts.count() > 2);
+    // All that come after the first are the same half.
+    assert_eq!(again, [span::PROCESS_DENOISE]);
 }

@@ -1,6 +1,7 @@
 //! A whole deployment of a test's own: broker, gateway, AR-batcher, denoisers, each a process.
 
 mod counters;
+mod ending;
 
 use std::{
     fs,
@@ -16,6 +17,7 @@ use tempfile::TempDir;
 use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process, tiny_model};
 
 mod flags;
+mod logs;
 mod waiting;
 
 use self::flags::{ar_engine_flags, engine_flags, write_faults};

@@ -14,12 +14,16 @@ pub mod hosts;
 pub mod http;
 pub mod judge;
 pub mod otlp;
+pub mod pictures;
 pub mod process;
 pub mod prometheus;
+pub mod queries;
 pub mod recipe;
+pub mod scenario;
 #[path = "../../shared/messaging/tests/common/secured.rs"]
 pub mod secured;
 pub mod srt;
+pub mod tempo;
 pub mod tenants;
 
 // As the harness is called where it lies.

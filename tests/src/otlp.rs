@@ -32,7 +32,7 @@ use tokio_util::{
 };
 use tonic::{codegen::Service, server::NamedService};
 
-pub use self::trees::{Captured, Tree, number, text};
+pub use self::trees::{Captured, Tree, hex, number, text, value};
 use crate::fleet::until;
 
 /// Some thousand spans are a few hundred kilobytes.

@@ -1,6 +1,11 @@
 //! A real Prometheus of a test's own, which scrapes a fleet.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use messaging::Bus;
 use protocol::Role;
@@ -16,6 +21,8 @@ global: { scrape_interval: 2s, scrape_timeout: 2s }
 scrape_configs:
   - job_name: fresco
     file_sd_configs: [{ files: [targets.json], refresh_interval: 1s }]
+  - job_name: tempo
+    file_sd_configs: [{ files: [tempo.json], refresh_interval: 1s }]
 ";
 
 /// It runs until it is dropped.
@@ -34,6 +41,8 @@ pub struct Series {
     pub labels: BTreeMap<String, String>,
     /// Those that are numbers.
     pub values: Vec<f64>,
+    /// When each was so, in seconds of the Unix epoch.
+    pub times: Vec<f64>,
 }
 
 impl Prometheus {
@@ -41,13 +50,16 @@ impl Prometheus {
     pub async fn start() -> Self {
         let folder = TempDir::with_prefix("fresco-prometheus-").expect("a temporary folder");
         fs::write(folder.path().join("prometheus.yml"), CONFIG).expect("the folder is ours");
-        fs::write(folder.path().join("targets.json"), "[]").expect("the folder is ours");
+        for targets in ["targets.json", "tempo.json"] {
+            fs::write(folder.path().join(targets), "[]").expect("the folder is ours");
+        }
         let address = format!("127.0.0.1:{}", free_port());
         let text = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
         let flags = [
             format!("--config.file={}", text("prometheus.yml")),
             format!("--storage.tsdb.path={}", text("data")),
             format!("--web.listen-address={address}"),
+            "--enable-feature=exemplar-storage".to_owned(),
         ];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let program = PathBuf::from("prometheus");
@@ -80,6 +92,18 @@ impl Prometheus {
         targets.extend(addresses.map(|address| address.to_string()));
         targets.sort();
         targets.dedup();
+        self.aim(&file, &targets);
+    }
+
+    /// From now on it gets what Tempo would write to it.
+    pub fn watch_tempo(&self, address: SocketAddr) {
+        self.aim(
+            &self.folder.path().join("tempo.json"),
+            &[address.to_string()],
+        );
+    }
+
+    fn aim(&self, file: &Path, targets: &[String]) {
         // Whole or not at all: it may be read at any moment.
         let fresh = self.folder.path().join("targets.part");
         let labels = json!({ "deployment": "e2e" });
@@ -95,9 +119,7 @@ impl Prometheus {
 
     /// What `query` was, second by second, over the last `seconds`.
     pub async fn last(&self, query: &str, seconds: u64) -> Vec<Series> {
-        let now = std::time::SystemTime::UNIX_EPOCH.elapsed();
-        let now = now.expect("after 1970").as_secs();
-        let (start, end) = ((now - seconds).to_string(), now.to_string());
+        let (start, end) = range(seconds);
         let parameters = [
             ("query", query),
             ("start", &start),
@@ -107,7 +129,24 @@ impl Prometheus {
         self.ask("query_range", &parameters).await
     }
 
+    /// The traces that the points of a histogram of the last `seconds` lead to.
+    pub async fn exemplars(&self, query: &str, seconds: u64) -> BTreeSet<String> {
+        let (start, end) = range(seconds);
+        let parameters = [("query", query), ("start", &start), ("end", &end)];
+        let series = self.data("query_exemplars", &parameters).await;
+        let series = series.as_array().expect("a list").iter();
+        let points = series.flat_map(|series| series["exemplars"].as_array().expect("a list"));
+        let traces = points.filter_map(|point| point["labels"]["trace_id"].as_str());
+        traces.map(str::to_owned).collect()
+    }
+
     async fn ask(&self, path: &str, parameters: &[(&str, &str)]) -> Vec<Series> {
+        let data = self.data(path, parameters).await;
+        let series = data["result"].as_array().expect("a list");
+        series.iter().map(Series::of).collect()
+    }
+
+    async fn data(&self, path: &str, parameters: &[(&str, &str)]) -> Value {
         let pairs = parameters.iter();
         let pairs = pairs.map(|(name, value)| format!("{name}={}", percent_encoded(value)));
         let query = pairs.collect::<Vec<_>>().join("&");
@@ -116,9 +155,15 @@ impl Prometheus {
         let answer = answer.expect("Prometheus answers").text().await;
         let answer: Value = serde_json::from_str(&answer.expect("whole")).expect("JSON");
         assert_eq!(answer["status"], "success", "{parameters:?}: {answer}");
-        let series = answer["data"]["result"].as_array().expect("a list");
-        series.iter().map(Series::of).collect()
+        answer["data"].clone()
     }
+}
+
+/// The last `seconds` in seconds of the Unix epoch.
+fn range(seconds: u64) -> (String, String) {
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed();
+    let now = now.expect("after 1970").as_secs();
+    ((now - seconds).to_string(), now.to_string())
 }
 
 /// As a part of a URL.
@@ -136,16 +181,25 @@ impl Series {
             Some(values) => values.clone(),
             None => vec![series["value"].clone()],
         };
-        let number = |pair: &Value| pair[1].as_str()?.parse::<f64>().ok();
+        let number = |pair: &Value| {
+            let value = pair[1].as_str()?.parse::<f64>().ok();
+            Some((pair[0].as_f64()?, value.filter(|value| value.is_finite())?))
+        };
         let labels = serde_json::from_value(series["metric"].clone());
+        let (times, values) = values.iter().filter_map(number).unzip();
         Self {
             labels: labels.expect("labels are texts"),
-            values: values
-                .iter()
-                .filter_map(number)
-                .filter(|value| value.is_finite())
-                .collect(),
+            values,
+            times,
         }
+    }
+
+    /// What a panel calls it: `{{label}}` is the label's value.
+    pub fn legend(&self, format: &str) -> String {
+        let fill = |text: String, (label, value): (&String, &String)| {
+            text.replace(&format!("{{{{{label}}}}}"), value)
+        };
+        self.labels.iter().fold(format.to_owned(), fill)
     }
 
     /// Whether it was different at different times.

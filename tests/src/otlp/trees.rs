@@ -1,6 +1,9 @@
 //! Spans as trees: who is whose child, how long each took, what it carries.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use opentelemetry_proto::tonic::{
     common::v1::{AnyValue, KeyValue, any_value::Value},
@@ -88,7 +91,8 @@ pub fn number(attributes: &[KeyValue], name: &str) -> Option<i64> {
     }
 }
 
-fn value<'a>(attributes: &'a [KeyValue], name: &str) -> Option<&'a Value> {
+/// Whatever is under this name.
+pub fn value<'a>(attributes: &'a [KeyValue], name: &str) -> Option<&'a Value> {
     let attribute = attributes.iter().find(|attribute| attribute.key == name)?;
     let AnyValue { value } = attribute.value.as_ref()?;
     value.as_ref()
@@ -108,7 +112,23 @@ impl Tree {
         let of_trace = captured
             .iter()
             .filter(|captured| hex(&captured.span.trace_id) == trace_id);
-        let mut spans: Vec<Captured> = of_trace.cloned().collect();
+        Self::whole(of_trace.cloned().collect())
+    }
+
+    /// Every trace, by its id in hexadecimal digits.
+    pub fn all(captured: &[Captured]) -> BTreeMap<String, Self> {
+        let mut by_trace: BTreeMap<&[u8], Vec<Captured>> = BTreeMap::new();
+        for span in captured {
+            let trace = by_trace.entry(&span.span.trace_id).or_default();
+            trace.push(span.clone());
+        }
+        let traces = by_trace.into_iter();
+        traces
+            .map(|(id, spans)| (hex(id), Self::whole(spans)))
+            .collect()
+    }
+
+    fn whole(mut spans: Vec<Captured>) -> Self {
         spans.sort_by_key(|captured| captured.span.start_time_unix_nano);
         let ids = spans.iter().map(|captured| captured.span.span_id.clone());
         let by_id = ids.zip(0..).collect();
@@ -136,15 +156,15 @@ impl Tree {
         self.spans.get(*at)
     }
 
-    /// The names of those it descends from, the nearest first.
+    /// Those it descends from, the nearest first.
+    pub fn ancestors(&self, of: &Captured) -> Vec<&Captured> {
+        std::iter::successors(self.parent(of), |span| self.parent(span)).collect()
+    }
+
+    /// Their names.
     pub fn ancestry(&self, of: &Captured) -> Vec<&str> {
-        let mut names = Vec::new();
-        let mut parent = self.parent(of);
-        while let Some(span) = parent {
-            names.push(span.name());
-            parent = self.parent(span);
-        }
-        names
+        let ancestors = self.ancestors(of).into_iter();
+        ancestors.map(Captured::name).collect()
     }
 
     /// Those whose parent is not in the trace: one, in a whole tree.
@@ -175,6 +195,7 @@ impl Tree {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// As ids are written.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
