@@ -566,7 +566,6 @@ const REFUSED: [(&str, &[Try]); 6] = [
             WRITES_LIFE,
             WRITES_PRIOR,
             READS_PRIOR,
-            READS_JOB,
             CLAIMS_KEY,
             READS_KEY,
             BURIES,
