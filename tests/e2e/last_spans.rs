@@ -71,7 +71,8 @@ async fn an_attempt_that_sigterm_interrupts_is_told_although_its_device_works_on
     // As whoever published it calls it.
     let subject = attempt.text(attribute::MESSAGING_DESTINATION_NAME);
     let subject = subject.unwrap_or_default();
-    assert!(subject.starts_with("e2e.dn.standard."), "{subject}");
+    let queue = format!("{}.dn.standard.", fleet.broker.prefix());
+    assert!(subject.starts_with(&queue), "{subject}");
 }
 
 #[tokio::test]
