@@ -19,6 +19,7 @@ use integration::{
     fleet::{Engine, Fleet, Size, until},
     free_port, http, root,
 };
+use protocol::Role;
 use serde_json::{Value, json};
 
 use crate::{
@@ -39,14 +40,15 @@ const RUN_HERE: [&str; 5] = [
 /// Languages of blocks that nobody runs; pictures of text have none.
 const SHOWN: [&str; 4] = ["", "json", "text", "toml"];
 
-/// Flags in the documents that are others'.
-const FOREIGN: [&str; 6] = [
+/// Flags in the documents that are others', and clap's own.
+const FOREIGN: [&str; 7] = [
     "--api-key",
     "--cuda-graph-max-bs",
-    "--device",
     "--enable-deterministic-inference",
+    "--help",
     "--max-queued-requests",
-    "--offline",
+    "--scale",
+    "--script",
 ];
 
 /// Where a test that is named in a document would be.
@@ -172,8 +174,13 @@ async fn what_the_readme_says_works_on_a_deployment_with_the_demo_model() {
     site.read_as("JOB", &done.id());
     site.read_as("sleep 30", "sleep 0.2");
     site.read_as("--out DIR", "--out keys");
-    site.set("FRESCO_NATS_URL", &fleet.broker.url());
-    site.set("FRESCO_PREFIX", "e2e");
+    for flag in fleet.broker.flags(Role::Operator).chunks(2) {
+        let variable = flag[0]
+            .trim_start_matches("--")
+            .to_uppercase()
+            .replace('-', "_");
+        site.set(&format!("FRESCO_{variable}"), &flag[1]);
+    }
     site.set("FRESCO_GATEWAY", &fleet.gateway);
     for (file, least) in [
         ("README.md", 3),
