@@ -221,6 +221,7 @@ fn fleet_file(folder: &Path) -> PathBuf {
     let infra = root().join("infra");
     let text = fs::read_to_string(infra.join("fleet/replay-16.toml")).unwrap();
     let text = text.replace("..", infra.to_str().unwrap());
+    let text = text.replace("127.0.0.1:0", "127.0.0.1:8080");
     fs::write(
         &path,
         format!("{text}\n[broker]\nurls = [\"tls://n1.example.com:4222\"]\n"),
