@@ -40,11 +40,12 @@ const RUN_HERE: [&str; 5] = [
 /// Languages of blocks that nobody runs; pictures of text have none.
 const SHOWN: [&str; 4] = ["", "json", "text", "toml"];
 
-/// Flags in the documents that are others'.
-const FOREIGN: [&str; 6] = [
+/// Flags in the documents that are others', and clap's own.
+const FOREIGN: [&str; 7] = [
     "--api-key",
     "--cuda-graph-max-bs",
     "--enable-deterministic-inference",
+    "--help",
     "--max-queued-requests",
     "--scale",
     "--script",
@@ -220,6 +221,7 @@ fn fleet_file(folder: &Path) -> PathBuf {
     let infra = root().join("infra");
     let text = fs::read_to_string(infra.join("fleet/replay-16.toml")).unwrap();
     let text = text.replace("..", infra.to_str().unwrap());
+    let text = text.replace("127.0.0.1:0", "127.0.0.1:8080");
     fs::write(
         &path,
         format!("{text}\n[broker]\nurls = [\"tls://n1.example.com:4222\"]\n"),
