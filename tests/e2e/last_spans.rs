@@ -53,8 +53,8 @@ async fn attempt(collector: &Collector) -> Captured {
     let told = "the attempt is told";
     collector
         .until(told, |spans| {
-            let attempts = spans.iter().filter(|s| s.name() == span::PROCESS_DENOISE);
-            attempts.last().cloned()
+            let mut attempts = spans.iter().filter(|s| s.name() == span::PROCESS_DENOISE);
+            attempts.next().cloned()
         })
         .await
 }
