@@ -19,6 +19,7 @@ use integration::{
     fleet::{Engine, Fleet, Size, until},
     free_port, http, root,
 };
+use protocol::Role;
 use serde_json::{Value, json};
 
 use crate::{
@@ -39,14 +40,15 @@ const RUN_HERE: [&str; 5] = [
 /// Languages of blocks that nobody runs; pictures of text have none.
 const SHOWN: [&str; 4] = ["", "json", "text", "toml"];
 
-/// Flags in the documents that are others'.
-const FOREIGN: [&str; 6] = [
+/// Flags in the documents that are others', and clap's own.
+const FOREIGN: [&str; 7] = [
     "--api-key",
     "--cuda-graph-max-bs",
-    "--device",
     "--enable-deterministic-inference",
+    "--help",
     "--max-queued-requests",
-    "--offline",
+    "--scale",
+    "--script",
 ];
 
 /// Where a test that is named in a document would be.
@@ -172,8 +174,13 @@ async fn what_the_readme_says_works_on_a_deployment_with_the_demo_model() {
     site.read_as("JOB", &done.id());
     site.read_as("sleep 30", "sleep 0.2");
     site.read_as("--out DIR", "--out keys");
-    site.set("FRESCO_NATS_URL", &fleet.broker.url());
-    site.set("FRESCO_PREFIX", "e2e");
+    for flag in fleet.broker.flags(Role::Operator).chunks(2) {
+        let variable = flag[0]
+            .trim_start_matches("--")
+            .to_uppercase()
+            .replace('-', "_");
+        site.set(&format!("FRESCO_{variable}"), &flag[1]);
+    }
     site.set("FRESCO_GATEWAY", &fleet.gateway);
     for (file, least) in [
         ("README.md", 3),
@@ -214,6 +221,7 @@ fn fleet_file(folder: &Path) -> PathBuf {
     let infra = root().join("infra");
     let text = fs::read_to_string(infra.join("fleet/replay-16.toml")).unwrap();
     let text = text.replace("..", infra.to_str().unwrap());
+    let text = text.replace("127.0.0.1:0", "127.0.0.1:8080");
     fs::write(
         &path,
         format!("{text}\n[broker]\nurls = [\"tls://n1.example.com:4222\"]\n"),
