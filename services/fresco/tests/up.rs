@@ -211,6 +211,26 @@ async fn sigterm_ends_the_whole_tree_within_5_s() {
 }
 
 #[tokio::test]
+async fn children_take_no_broker_from_the_environment_of_the_caller() {
+    let site = Site::new();
+    site.program(
+        "fresco-gateway",
+        &format!("env > $DIR/environment\n{WORKS}"),
+    );
+    let mut up = site.command(&["--denoisers", "1", "--listen", "127.0.0.1:0"]);
+    up.arg("--model").arg(site.path("model"));
+    up.env("FRESCO_NATS_CA", "/of/another/broker")
+        .env("FRESCO_LOG", "info");
+    let up = up.spawn().expect("fresco is built");
+    site.processes().await;
+    let environment = fs::read_to_string(site.path("environment")).expect("it was written");
+    assert!(environment.contains("FRESCO_LOG="), "{environment}");
+    assert!(!environment.contains("FRESCO_NATS_"), "{environment}");
+    signal(&up, Signal::SIGTERM);
+    assert!(end(up).await.status.success());
+}
+
+#[tokio::test]
 async fn a_killed_run_leaves_no_orphans_and_its_folder_can_be_used_again() {
     let site = Site::new();
     let first = site.up();

@@ -61,8 +61,8 @@ pub(crate) fn grace_s(layer: Layer, site: &Site) -> u64 {
 /// The services' children.
 pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<ChildSpec> {
     let service = |pinned: &Pinned, role: &str, own: Vec<OsString>| {
-        let mut arguments: Vec<OsString> =
-            vec!["--nats-url".into(), surroundings.nats_urls.join(",").into()];
+        let (mut arguments, mut environment) = broker_place(&surroundings.nats_urls);
+        environment.extend(pinned.environment.iter().cloned());
         arguments.extend(access_flags(site.access(role)));
         let layer = match role {
             GATEWAY => Layer::Front,
@@ -84,7 +84,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
             layer,
             program: surroundings.programs.join(format!("fresco-{role}")),
             arguments,
-            environment: pinned.environment.clone(),
+            environment,
         }
     };
     let engine = engine(args);
@@ -130,6 +130,17 @@ fn gateway(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<OsStr
         flags.extend(["--public-url".into(), url.into()]);
     }
     flags
+}
+
+/// Where a process finds the broker: a flag, or a variable for an address with credentials in it, because everybody on the
+/// machine can read command lines.
+fn broker_place(urls: &[String]) -> (Vec<OsString>, Vec<(String, String)>) {
+    let all = urls.join(",");
+    if all.contains('@') {
+        (Vec::new(), vec![("FRESCO_NATS_URL".to_owned(), all)])
+    } else {
+        (vec!["--nats-url".into(), all.into()], Vec::new())
+    }
 }
 
 /// As whom a process comes to the broker.
@@ -265,6 +276,17 @@ mod tests {
         ];
         let flags = "--engine srt --srt-url http://h:1 --srt-url http://h:2 --model /m";
         assert_eq!(children(&format!("--denoisers 1 {flags}")), expected);
+    }
+
+    #[test]
+    fn an_address_with_credentials_is_in_no_command_line() {
+        let place = |url: &str| broker_place(&[url.to_owned(), "nats://h".to_owned()]);
+        let (arguments, environment) = place("nats://user:secret@h");
+        assert_eq!(arguments.len(), 0);
+        let both = "nats://user:secret@h,nats://h".to_owned();
+        assert_eq!(environment, [("FRESCO_NATS_URL".to_owned(), both)]);
+        let (arguments, environment) = place("nats://h");
+        assert_eq!((arguments.len(), environment.len()), (2, 0));
     }
 
     #[test]
