@@ -5,7 +5,7 @@ use integration::{
     otlp::{Captured, Collector, Tree},
 };
 use protocol::trace::{attribute, span, value};
-use replay::{Fault, FaultStage, Rule};
+use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
 use reqwest::Client;
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -96,4 +96,42 @@ async fn a_failure_is_an_error_of_its_attempts_and_a_cancelled_job_is_none() {
             (all == [true, true]).then_some(())
         })
         .await;
+}
+
+/// A row that nobody finishes before its batcher is killed.
+const LONG_WRITING: Table = Table {
+    ar: ArTimes::new(&[(1, 3_000.0)], 254),
+    denoise: DenoiseTimes {
+        step_ms: 5.0,
+        decode_ms: 5.0,
+    },
+};
+
+#[tokio::test]
+async fn an_attempt_that_its_ar_batcher_is_killed_over_is_an_error_in_the_trace() {
+    let collector = Collector::start().await;
+    let mut fleet = fleet(LONG_WRITING, 1, exporting(&collector.url(), "grpc")).await;
+    let url = format!("{}/v1/images/generations", fleet.gateway);
+    let client = Client::new().post(url).header("traceparent", SAMPLED);
+    let job = JoinSet::from_iter([client.json(&fox(1)).send()]);
+    fleet.until_ar_runs().await;
+    let workers = fleet.bus.workers().await.unwrap();
+    let process = fleet.ar_batcher.id();
+    let worker = workers.iter().find(|worker| worker.process == process);
+    let worker = worker.unwrap().worker.to_string();
+    fleet.ar_batcher.kill();
+    fleet.replace_ar_batcher();
+    job.join_all().await.remove(0).unwrap();
+
+    let tree = tree_of(&collector, TRACE, 1).await;
+    let lost = tree.only(span::LOST_ATTEMPT);
+    assert!(lost.failed());
+    assert_eq!(lost.process("service.name"), Some("fresco-ar-batcher"));
+    assert_eq!(lost.text(attribute::WORKER), Some(worker.as_str()));
+    assert_eq!(lost.text(attribute::ERROR_TYPE), Some(value::WORKER_LOST));
+    assert_eq!(lost.number(attribute::ATTEMPT), Some(1));
+    let next = tree.only(span::PROCESS_AR);
+    assert!(!next.failed());
+    assert_eq!(tree.ancestry(lost), tree.ancestry(next), "{}", tree.shown());
+    assert!(lost.interval().0 < next.interval().0);
 }
