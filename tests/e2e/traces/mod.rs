@@ -4,6 +4,7 @@ mod attempts;
 mod context;
 mod export;
 mod graph;
+mod metrics;
 mod tree;
 
 use std::time::Duration;
