@@ -40,15 +40,9 @@ async fn worker(fleet: &Fleet, role: Role) -> WorkerPresence {
 fn profile(fleet: &Fleet, key: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary("fresco"));
     command
-        .args([
-            "profile",
-            "--nats-url",
-            &fleet.broker.url(),
-            "--prefix",
-            &fleet.broker.prefix().to_string(),
-            "--admin-key-file",
-            key,
-        ])
+        .arg("profile")
+        .args(fleet.broker.flags(Role::Operator))
+        .args(["--admin-key-file", key])
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -31,7 +31,7 @@ async fn tracestate_and_baggage_of_a_client_reach_the_message_of_the_denoiser() 
     let collector = Collector::start().await;
     let fleet = fleet(QUICK, 1, exporting(&collector.url(), "grpc")).await;
     // As an onlooker: a stream takes what is published beside whoever listens.
-    let client = async_nats::connect(fleet.broker.url()).await.unwrap();
+    let client = fleet.broker.client().await;
     let subjects = fleet.bus.topology().denoise.subjects.clone();
     let mut messages = client.subscribe(subjects).await.unwrap();
     client.flush().await.unwrap();
