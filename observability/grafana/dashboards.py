@@ -181,6 +181,10 @@ def workers():
               quantiles("fresco_cancel_to_free_seconds", of=(0.5, 0.95))),
         panel("Memory", "Of each process, in RAM.", "bytes",
               query("fresco_process_resident_memory_bytes", "{{instance}}")),
+        panel("Tensors", "Memory of libtorch's tensors on each device, weights included: at the end of each stage of the last "
+              "job, and at most during it. Replay and SRT engines have none.", "bytes",
+              [query("fresco_libtorch_memory_bytes", "{{instance}} after {{stage}}"),
+               query("fresco_libtorch_memory_peak_bytes", "{{instance}} peak of {{stage}}")]),
     ]
     trouble = [
         panel("Failed attempts", "Attempts that failed and left the output to another one, per minute.", "short",
@@ -217,6 +221,22 @@ def reliability():
         panel("Refused transitions", "Events that could not follow in an output's life.", "short",
               query(per_minute("fresco_transitions_refused_total"), "events")),
     ]
+    runtime = [
+        panel("Threads that work", "Share of the threads of tokio that run tasks: at 1 a process needs more of them, or blocks "
+              "them.", "percentunit",
+              query(f"sum by (instance) (rate(fresco_runtime_busy_seconds_total{INTERVAL}))"
+                    " / sum by (instance) (fresco_runtime_threads)", "{{instance}}"), must=True),
+        panel("Tasks", "Tasks of tokio that are alive: grows for ever where some are forgotten.", "short",
+              query("fresco_runtime_tasks", "{{instance}}"), must=True),
+        panel("Tasks that wait for a thread", "In the queue that all threads of a process share.", "short",
+              query("fresco_runtime_queue_depth", "{{instance}}")),
+    ]
+    telemetry = [
+        panel("Spans sent", "Spans that the collector took, per minute; 0 without one.", "short",
+              query(per_minute("fresco_spans_sent_total", by="instance"), "{{instance}}")),
+        panel("Spans lost", "Spans that no collector got, per minute: refused by it, or too many for it at once.", "short",
+              query(per_minute("fresco_spans_lost_total", by="instance, reason"), "{{instance}} {{reason}}")),
+    ]
     broker = [
         panel("Held against the cap", "Share of the messages that workers may hold at once; at 1 the broker hands out none.",
               "percentunit",
@@ -240,7 +260,7 @@ def reliability():
               query(per_minute("fresco_broker_looks_failed_total"), "looks")),
     ]
     return dashboard("fresco-reliability", "Fresco / Reliability", "What failed, what was tried again, and how the broker is.",
-                     [("Failures", failures), ("Broker", broker)], [PROMETHEUS])
+                     [("Failures", failures), ("Broker", broker), ("Processes", runtime), ("Telemetry", telemetry)], [PROMETHEUS])
 
 
 def tracing():

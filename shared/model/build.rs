@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
     reason = "a build script is told by the environment"
 )]
 fn main() {
-    println!("cargo::rerun-if-changed=src/shim.cpp");
+    const SHIM: [&str; 2] = ["src/shim.cpp", "src/probe.cpp"];
+    for file in SHIM.iter().chain(&["src/shim.h"]) {
+        println!("cargo::rerun-if-changed={file}");
+    }
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     let lib = env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch is");
     let lib = std::path::absolute(lib).expect("the folder of libtorch is a path");
@@ -28,7 +31,7 @@ fn main() {
         .warnings(false)
         .include(root.join("include"))
         .include(root.join("include/torch/csrc/api/include"))
-        .file("src/shim.cpp")
+        .files(SHIM)
         .compile("fresco_shim");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo::metadata=libtorch_lib={}", lib.display());

@@ -17,11 +17,13 @@ const OURS: [&str; 8] = [
 ];
 
 /// What stands in the documents for what a reader has to put there.
-const PLACEHOLDERS: [(&str, &str); 4] = [
+const PLACEHOLDERS: [(&str, &str); 6] = [
     ("OUTPUT", "0123456789abcdef0123456789abcdef-0"),
     ("JOB", "0123456789abcdef0123456789abcdef"),
+    ("DENOISER", "denoiser-1"),
     ("IP", "10.0.0.1"),
     ("URL", "http://host:1"),
+    ("WORKER", "ar-batcher-1"),
 ];
 
 /// As docs/tenants.md has it, with a whole hash.

@@ -51,7 +51,7 @@ const FOREIGN: [&str; 7] = [
     "--script",
 ];
 
-/// Where a test that is named in a document would be.
+/// Where a test that is named in a document would be; a module within another one is behind a slash.
 fn file_of(test: &str) -> Option<PathBuf> {
     let mut parts = test.split("::");
     let (package, module) = (parts.next()?, parts.next()?);

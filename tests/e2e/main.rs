@@ -22,6 +22,7 @@ mod partition;
 mod peer_faults;
 mod picture;
 mod prior_cache;
+mod profile;
 mod queries;
 mod replay;
 mod rolling;

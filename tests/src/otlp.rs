@@ -1,6 +1,7 @@
-//! An OTLP collector of a test's own: it takes spans over gRPC and over HTTP on one port, keeps them, and knows no more
-//! of them than the official protocol does.
+//! An OTLP collector of a test's own: it takes spans and metrics over gRPC and over HTTP on one port, keeps them, and
+//! knows no more of them than the official protocol does.
 
+mod points;
 mod trees;
 
 use std::{
@@ -17,9 +18,15 @@ use hyper_util::{
     server::conn::auto,
 };
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
+    collector::{
+        metrics::v1::{
+            ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+            metrics_service_server::{MetricsService, MetricsServiceServer},
+        },
+        trace::v1::{
+            ExportTraceServiceRequest, ExportTraceServiceResponse,
+            trace_service_server::{TraceService, TraceServiceServer},
+        },
     },
     common::v1::KeyValue,
     trace::v1::Span,
@@ -32,7 +39,10 @@ use tokio_util::{
 };
 use tonic::{codegen::Service, server::NamedService};
 
-pub use self::trees::{Captured, Tree, hex, number, text, value};
+pub use self::{
+    points::{Pushed, samples_of_text},
+    trees::{Captured, Tree, hex, number, text, value},
+};
 use crate::fleet::until;
 
 /// Some thousand spans are a few hundred kilobytes.
@@ -47,7 +57,10 @@ pub struct Collector {
 
 /// What came, in the order it came.
 #[derive(Clone, Default)]
-struct Store(Arc<Mutex<Vec<Captured>>>);
+struct Store {
+    spans: Arc<Mutex<Vec<Captured>>>,
+    pushed: Arc<Mutex<Vec<Pushed>>>,
+}
 
 impl Collector {
     /// Listens on a free port.
@@ -79,6 +92,12 @@ impl Collector {
         self.store.lock().clone()
     }
 
+    /// What processes pushed of their metrics so far, one for each time.
+    pub fn pushed(&self) -> Vec<Pushed> {
+        let pushed = self.store.pushed.lock();
+        pushed.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Waits until `look` finds what it wants in the spans.
     pub async fn until<T>(&self, what: &str, look: impl Fn(&[Captured]) -> Option<T>) -> T {
         until(what, || async { look(&self.store.lock()) }).await
@@ -87,7 +106,13 @@ impl Collector {
 
 impl Store {
     fn lock(&self) -> MutexGuard<'_, Vec<Captured>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_metrics(&self, request: ExportMetricsServiceRequest) {
+        let pushed = request.resource_metrics.into_iter().map(Pushed::new);
+        let mut all = self.pushed.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(pushed);
     }
 
     fn take(&self, request: ExportTraceServiceRequest) {
@@ -121,6 +146,17 @@ impl TraceService for Store {
     }
 }
 
+#[tonic::async_trait]
+impl MetricsService for Store {
+    async fn export(
+        &self,
+        request: tonic::Request<ExportMetricsServiceRequest>,
+    ) -> Result<tonic::Response<ExportMetricsServiceResponse>, tonic::Status> {
+        self.take_metrics(request.into_inner());
+        Ok(tonic::Response::new(ExportMetricsServiceResponse::default()))
+    }
+}
+
 async fn accept(
     listener: TcpListener,
     store: Store,
@@ -149,29 +185,39 @@ async fn answer(
     store: Store,
     request: Request<Incoming>,
 ) -> Result<Response<tonic::body::Body>, Infallible> {
-    let grpc = format!("/{}/Export", TraceServiceServer::<Store>::NAME);
-    if request.version() == Version::HTTP_2 && request.uri().path() == grpc {
-        return TraceServiceServer::new(store).call(request).await;
+    let path = request.uri().path().to_owned();
+    if request.version() == Version::HTTP_2 {
+        let export = |service: &str| path == format!("/{service}/Export");
+        if export(TraceServiceServer::<Store>::NAME) {
+            return TraceServiceServer::new(store).call(request).await;
+        }
+        if export(MetricsServiceServer::<Store>::NAME) {
+            return MetricsServiceServer::new(store).call(request).await;
+        }
     }
     let whole = |status, body: Bytes| {
         let mut response = Response::new(tonic::body::Body::new(Full::new(body)));
         *response.status_mut() = status;
         response
     };
-    if request.uri().path() != "/v1/traces" {
-        return Ok(whole(StatusCode::NOT_FOUND, Bytes::new()));
-    }
     let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
-    let decoded = body
-        .await
-        .ok()
-        .and_then(|body| ExportTraceServiceRequest::decode(body.to_bytes()).ok());
-    Ok(match decoded {
-        Some(spans) => {
+    let Ok(body) = body.await else {
+        return Ok(whole(StatusCode::BAD_REQUEST, Bytes::new()));
+    };
+    let body = body.to_bytes();
+    let answer = match &*path {
+        "/v1/traces" => ExportTraceServiceRequest::decode(body).map(|spans| {
             store.take(spans);
-            let answer = ExportTraceServiceResponse::default().encode_to_vec();
-            whole(StatusCode::OK, answer.into())
-        }
-        None => whole(StatusCode::BAD_REQUEST, Bytes::new()),
+            ExportTraceServiceResponse::default().encode_to_vec()
+        }),
+        "/v1/metrics" => ExportMetricsServiceRequest::decode(body).map(|metrics| {
+            store.take_metrics(metrics);
+            ExportMetricsServiceResponse::default().encode_to_vec()
+        }),
+        _ => return Ok(whole(StatusCode::NOT_FOUND, Bytes::new())),
+    };
+    Ok(match answer {
+        Ok(answer) => whole(StatusCode::OK, answer.into()),
+        Err(_) => whole(StatusCode::BAD_REQUEST, Bytes::new()),
     })
 }

@@ -35,7 +35,7 @@ use crate::{
     counters::Counters,
     driver::{ByClass, Driver, Parts},
     engine::PriorEngine,
-    native::NativeEngine,
+    native::{NativeEngine, Probes},
     prior_cache::{CacheCounters, PriorCache},
     replay::ReplayEngine,
     srt::{SrtArgs, SrtEngine},
@@ -156,9 +156,13 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 }
 
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
-pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
+pub async fn run(
+    args: Args,
+    name: WorkerId,
+    metrics: Metrics,
+    shutdown: &Shutdown,
+) -> Result<(), Failure> {
     let health = Health::new();
-    let metrics = Metrics::new(Role::ArBatcher);
     let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
     let cache_counters = CacheCounters::register(&metrics);
     let serve = |metrics| service::health::serve(&args.shell, health.clone(), metrics, shutdown);
@@ -168,9 +172,13 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
+    let probes = Probes {
+        memory: counters.worker.memory.clone(),
+        profiles: health.profiles(),
+    };
     let Some(engines) = shutdown
         .token
-        .run_until_cancelled(load(&args, &health, shutdown))
+        .run_until_cancelled(load(&args, &health, probes, shutdown))
         .await
         .transpose()?
     else {
@@ -294,10 +302,14 @@ async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass
 async fn load(
     args: &Args,
     health: &Health,
+    probes: Probes,
     shutdown: &Shutdown,
 ) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
     let engines: Vec<Arc<dyn PriorEngine>> = match args.engine {
-        Engine::Native => vec![Arc::new(NativeEngine::load(args.model.clone()).await?)],
+        Engine::Native => {
+            let engine = NativeEngine::load(args.model.clone(), probes);
+            vec![Arc::new(engine.await?)]
+        }
         Engine::Replay => vec![Arc::new(ReplayEngine::load(&args.replay).await?)],
         Engine::Srt => {
             let engines = SrtEngine::load(&args.srt, args.model.folder())?;

@@ -36,7 +36,7 @@ fn run(args: Args) -> Result<(), Failure> {
         bus: &bus,
         shell: &shell,
     };
-    process::run(&process, async |shutdown, name| {
-        ar_batcher::run(args, name, &shutdown).await
+    process::run(&process, async |shutdown, name, metrics| {
+        ar_batcher::run(args, name, metrics, &shutdown).await
     })
 }

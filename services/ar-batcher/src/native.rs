@@ -6,9 +6,15 @@ use futures::future::BoxFuture;
 use model::{
     ArProgress, Checkpoint, ImageSize as ModelSize, LoadOptions, ModelError, PriorModel,
     PriorRequest,
+    probe::{MemoryWatch, OperatorRecording},
 };
 use protocol::{ErrorCode, ImageSize, JobError, PriorTokens, PriorUsage};
-use service::{DeviceThread, ModelArgs, exit::Failure};
+use service::{
+    DeviceThread, ModelArgs,
+    exit::Failure,
+    metrics::LibtorchMemory,
+    profile::{Operator, Profiles, Recorder, Steps},
+};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -18,28 +24,52 @@ use crate::engine::{
 
 /// The native engine: batches rows of equal size, one batch at a time.
 pub struct NativeEngine {
-    device: DeviceThread<PriorModel>,
+    device: DeviceThread<Loaded>,
     codebook_size: u32,
     revision: String,
 }
 
+/// Who looks inside the engine.
+#[derive(Debug)]
+pub struct Probes {
+    /// Gauges.
+    pub memory: LibtorchMemory,
+    /// Who asks for operators.
+    pub profiles: Profiles,
+}
+
+/// What lies on the device's thread.
+struct Loaded {
+    model: PriorModel,
+    memory: MemoryWatch,
+    probes: Probes,
+}
+
 impl NativeEngine {
     /// Loads the model on a thread of its own.
-    pub async fn load(args: ModelArgs) -> Result<Self, Failure> {
+    pub async fn load(args: ModelArgs, probes: Probes) -> Result<Self, Failure> {
         let (tell, revision) = oneshot::channel();
         let build = move || {
             model::set_threads(args.threads);
             let options = LoadOptions::from_text(&args.device, &args.dtype)?;
+            // Before the weights, which are part of it.
+            let memory = MemoryWatch::begin(options.device)?;
             let checkpoint = Checkpoint::open(args.folder())?;
             // Nobody listens when the start was given up.
             tell.send(checkpoint.revision()?).ok();
-            PriorModel::load(&checkpoint, options)
+            let loaded = Loaded {
+                model: PriorModel::load(&checkpoint, options)?,
+                memory,
+                probes,
+            };
+            loaded.probes.profiles.offer("decode step");
+            Ok::<_, ModelError>(loaded)
         };
         let loaded = DeviceThread::start("device", build)
             .await
             .map_err(|error| Failure::failed(&error))?;
         let device = loaded.map_err(|error| Failure::unusable(&error))?;
-        let codebook_size = device.call(|model| model.codebook_size()).await;
+        let codebook_size = device.call(|loaded| loaded.model.codebook_size()).await;
         Ok(Self {
             device,
             codebook_size: codebook_size.map_err(|error| Failure::failed(&error))?,
@@ -66,7 +96,7 @@ impl PriorEngine for NativeEngine {
         // Called here and not in the future: the device starts while the driver still stores the last batch.
         let call = self
             .device
-            .call(move |model| run_isolated(model, &batch, &progress, &stop));
+            .call(move |loaded| run_isolated(loaded, &batch, &progress, &stop));
         Box::pin(async move {
             call.await
                 .map_err(|error| EngineError::Gone(error.into()))?
@@ -76,12 +106,12 @@ impl PriorEngine for NativeEngine {
 
 /// Runs the batch; when it fails, runs each row alone, so that one bad row does not take its companions down.
 fn run_isolated(
-    model: &PriorModel,
+    loaded: &Loaded,
     batch: &PriorBatch,
     progress: &watch::Sender<BatchProgress>,
     stop: &CancellationToken,
 ) -> Result<Vec<RowOutcome>, EngineError> {
-    let run = |rows: &[PriorRow]| match run_together(model, batch.size, rows, progress, stop) {
+    let run = |rows: &[PriorRow]| match run_together(loaded, batch.size, rows, progress, stop) {
         Err(ModelError::Interrupted) => Err(EngineError::Stopped),
         outcome => Ok(outcome),
     };
@@ -100,7 +130,7 @@ fn run_isolated(
 }
 
 fn run_together(
-    model: &PriorModel,
+    loaded: &Loaded,
     size: ImageSize,
     rows: &[PriorRow],
     progress: &watch::Sender<BatchProgress>,
@@ -113,15 +143,29 @@ fn run_together(
             seed: row.seed.get(),
         })
         .collect();
+    let Loaded {
+        model,
+        memory,
+        probes,
+    } = loaded;
+    let mut recorded = Steps::new(&probes.profiles, OPERATORS);
+    // What the last batch left behind is no peak of this one.
+    memory.take();
     let mut observe = |done: ArProgress| {
+        if let Some(stage) = stage_ended(done) {
+            let used = memory.take();
+            probes.memory.ended(stage, used.live, used.peak);
+        }
+        let goes_on = !stop.is_cancelled();
+        recorded.between(goes_on && done.token < done.tokens);
         progress.send_replace(BatchProgress {
             tokens: done.token,
             tokens_max: done.tokens,
         });
-        if stop.is_cancelled() {
-            ControlFlow::Break(())
-        } else {
+        if goes_on {
             ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
         }
     };
     model
@@ -130,6 +174,36 @@ fn run_together(
         .map(prior)
         .collect()
 }
+
+/// The first token comes of the prompt, the last one ends the batch.
+fn stage_ended(done: ArProgress) -> Option<&'static str> {
+    match done.token {
+        1 => Some("prefill"),
+        token if token == done.tokens => Some("decode"),
+        _ => None,
+    }
+}
+
+/// Records libtorch's operators.
+const OPERATORS: Recorder<OperatorRecording> = Recorder {
+    begin: || match OperatorRecording::begin() {
+        Ok(recording) => Some(recording),
+        Err(error) => {
+            tracing::warn!(error = %service::exit::chain(&error), "operators are not recorded");
+            None
+        }
+    },
+    finish: |recording| {
+        let operators = recording.finish().into_iter();
+        let operators = operators.map(|operator| Operator {
+            name: operator.name,
+            calls: operator.calls,
+            self_ns: operator.self_ns,
+            total_ns: operator.total_ns,
+        });
+        operators.collect()
+    },
+};
 
 fn prior(row: model::PriorRow) -> Result<Prior, ModelError> {
     let side = |tokens: u32| u16::try_from(tokens).unwrap_or(u16::MAX);
@@ -168,6 +242,9 @@ fn no_row() -> JobError {
 mod tests {
     use std::path::Path;
 
+    use protocol::Role;
+    use service::metrics::{Metrics, Worker};
+
     use super::*;
 
     #[tokio::test]
@@ -180,7 +257,13 @@ mod tests {
             dtype: "f32".into(),
             threads: 1,
         };
-        let engine = NativeEngine::load(args).await.expect("the tiny checkpoint");
+        let metrics = Metrics::new(Role::ArBatcher);
+        let probes = Probes {
+            memory: Worker::register(&metrics, "ar", []).memory,
+            profiles: Profiles::default(),
+        };
+        let engine = NativeEngine::load(args, probes).await;
+        let engine = engine.expect("the tiny checkpoint");
         assert_eq!(engine.self_test().await.expect("it lives"), Ok(()));
         assert_eq!(engine.revision().len(), 12);
     }

@@ -28,7 +28,10 @@ use service::{
 };
 
 use crate::{
-    counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, torch::TorchEngine,
+    counters::Counters,
+    engine::DenoiseEngine,
+    replay::ReplayEngine,
+    torch::{Probes, TorchEngine},
     worker::Worker,
 };
 
@@ -84,9 +87,13 @@ pub fn check(args: &ModelArgs) -> Result<String, Failure> {
 }
 
 /// Runs until shutdown. Loading comes first: a checkpoint that cannot be used ends the process before it says hello.
-pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), Failure> {
+pub async fn run(
+    args: Args,
+    name: WorkerId,
+    metrics: Metrics,
+    shutdown: &Shutdown,
+) -> Result<(), Failure> {
     let health = Health::new();
-    let metrics = Metrics::new(Role::Denoiser);
     let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
     let serve = |metrics| service::health::serve(&args.shell, health.clone(), metrics, shutdown);
     let health_address = serve(metrics.clone()).await?;
@@ -95,9 +102,13 @@ pub async fn run(args: Args, name: WorkerId, shutdown: &Shutdown) -> Result<(), 
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
+    let probes = Probes {
+        memory: counters.worker.memory.clone(),
+        profiles: health.profiles(),
+    };
     let Some(engine) = shutdown
         .token
-        .run_until_cancelled(load(args.clone()))
+        .run_until_cancelled(load(args.clone(), probes))
         .await
         .transpose()?
     else {
@@ -191,11 +202,11 @@ fn measure(metrics: &Metrics, member: &Membership, process: Process, counters: C
 }
 
 /// Loads the engine on its device thread.
-async fn load(args: Args) -> Result<DeviceThread<Box<dyn DenoiseEngine>>, Failure> {
+async fn load(args: Args, probes: Probes) -> Result<DeviceThread<Box<dyn DenoiseEngine>>, Failure> {
     let build = move || {
         let engine: Box<dyn DenoiseEngine> = match args.engine {
             Engine::Torch => {
-                let engine = TorchEngine::load(&args.model);
+                let engine = TorchEngine::load(&args.model, probes);
                 Box::new(engine.map_err(|error| Failure::unusable(&error))?)
             }
             Engine::Replay => {

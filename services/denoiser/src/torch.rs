@@ -2,12 +2,20 @@
 
 use std::ops::ControlFlow;
 
-use model::{Checkpoint, LoadOptions, ModelError, PaintProgress, PaintRequest, Painter, PriorGrid};
+use model::{
+    Checkpoint, LoadOptions, ModelError, PaintProgress, PaintRequest, Painter, PriorGrid,
+    probe::{MemoryWatch, OperatorRecording},
+};
 use protocol::{
     DenoiseJob, DenoiseParameters, ErrorCode, ImageFormat, JobError, Stage,
-    limits::SIDE_PIXELS_MULTIPLE,
+    limits::SIDE_PIXELS_MULTIPLE, trace::span,
 };
-use service::{ModelArgs, clock::unix_millis};
+use service::{
+    ModelArgs,
+    clock::unix_millis,
+    metrics::LibtorchMemory,
+    profile::{Operator, Profiles, Recorder, Steps},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -20,20 +28,70 @@ use crate::{
 pub struct TorchEngine {
     painter: Painter,
     revision: String,
+    memory: MemoryWatch,
+    probes: Probes,
+}
+
+/// Who looks inside the engine.
+#[derive(Debug)]
+pub struct Probes {
+    /// Gauges.
+    pub memory: LibtorchMemory,
+    /// Who asks for operators.
+    pub profiles: Profiles,
 }
 
 impl TorchEngine {
     /// Loads the model; to be called on the thread that will own the device.
-    pub fn load(args: &ModelArgs) -> Result<Self, ModelError> {
+    pub fn load(args: &ModelArgs, probes: Probes) -> Result<Self, ModelError> {
         model::set_threads(args.threads);
         let options = LoadOptions::from_text(&args.device, &args.dtype)?;
+        // Before the weights, which are part of it.
+        let memory = MemoryWatch::begin(options.device)?;
         let checkpoint = Checkpoint::open(args.folder())?;
-        Ok(Self {
+        let engine = Self {
             painter: Painter::load(&checkpoint, options)?,
             revision: checkpoint.revision()?,
-        })
+            memory,
+            probes,
+        };
+        engine.probes.profiles.offer("denoising step");
+        Ok(engine)
+    }
+
+    /// The stage that ends with `done` ends with this memory.
+    fn tell_memory(&self, done: PaintProgress) {
+        let stage = match done {
+            PaintProgress::GlyphEncoded => span::PREPARE,
+            PaintProgress::Step { step, steps, .. } if step == steps => span::DENOISE,
+            PaintProgress::Step { .. } => return,
+            PaintProgress::Decoded => span::VAE_DECODE,
+        };
+        let used = self.memory.take();
+        self.probes.memory.ended(stage, used.live, used.peak);
     }
 }
+
+/// Records libtorch's operators.
+const OPERATORS: Recorder<OperatorRecording> = Recorder {
+    begin: || match OperatorRecording::begin() {
+        Ok(recording) => Some(recording),
+        Err(error) => {
+            tracing::warn!(error = %service::exit::chain(&error), "operators are not recorded");
+            None
+        }
+    },
+    finish: |recording| {
+        let operators = recording.finish().into_iter();
+        let operators = operators.map(|operator| Operator {
+            name: operator.name,
+            calls: operator.calls,
+            self_ns: operator.self_ns,
+            total_ns: operator.total_ns,
+        });
+        operators.collect()
+    },
+};
 
 impl DenoiseEngine for TorchEngine {
     fn paint(
@@ -45,7 +103,11 @@ impl DenoiseEngine for TorchEngine {
         let steps = u32::from(job.denoise.steps());
         let mut denoise_finished_at = 0;
         let mut stages = Stages::prepare();
+        let mut recorded = Steps::new(&self.probes.profiles, OPERATORS);
+        // What the last painting left behind is no peak of this one.
+        self.memory.take();
         let mut observe = |done: PaintProgress| {
+            self.tell_memory(done);
             stages.observe(done, steps);
             let (stage, step, steps) = match done {
                 PaintProgress::GlyphEncoded => (Stage::Denoise, 0, steps),
@@ -56,7 +118,11 @@ impl DenoiseEngine for TorchEngine {
                 denoise_finished_at = unix_millis();
             }
             report.tell(progress(job, stage, step, steps));
-            if step_is_next(done) && stop.is_cancelled() {
+            let goes_on = step_is_next(done) && !stop.is_cancelled();
+            if done != PaintProgress::Decoded {
+                recorded.between(goes_on);
+            }
+            if step_is_next(done) && !goes_on {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -164,7 +230,8 @@ fn failed(error: &ModelError) -> JobError {
 mod tests {
     use std::path::Path;
 
-    use service::metrics::{Histogram, SecondsCounter};
+    use protocol::Role;
+    use service::metrics::{Histogram, Metrics, SecondsCounter, Worker};
     use tokio::sync::watch;
 
     use super::*;
@@ -179,7 +246,12 @@ mod tests {
             dtype: "f32".into(),
             threads: 1,
         };
-        TorchEngine::load(&args).expect("the tiny checkpoint")
+        let metrics = Metrics::new(Role::Denoiser);
+        let probes = Probes {
+            memory: Worker::register(&metrics, "denoise", []).memory,
+            profiles: Profiles::default(),
+        };
+        TorchEngine::load(&args, probes).expect("the tiny checkpoint")
     }
 
     /// Whether there is a picture.

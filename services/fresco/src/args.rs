@@ -21,7 +21,8 @@ use service::{Admission, BusArgs, ReplayArgs};
 pub use self::api_key::{ApiKey, ApiKeyError};
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
 pub use self::operator::{
-    CancelArgs, DeadCommand, TimesArgs, TopologyArgs, WantedArgs, WatchArgs, WhichDead, WorkersArgs,
+    CancelArgs, DeadCommand, ProfileArgs, TimesArgs, TopologyArgs, WantedArgs, WatchArgs,
+    WhichDead, WorkersArgs,
 };
 
 const EXAMPLES: &str = "\
@@ -64,6 +65,9 @@ pub enum Command {
     Cancel(CancelArgs),
     /// Show the queues and the workers
     Workers(WorkersArgs),
+    /// Show in which operators a worker's next steps spend their time
+    #[command(long_about = operator::PROFILE_HELP)]
+    Profile(ProfileArgs),
     /// Look at the outputs that were given up, try them again or drop them
     #[command(subcommand)]
     Dead(DeadCommand),

@@ -10,6 +10,7 @@ mod generate;
 mod leash;
 mod nats;
 mod plan;
+mod profile;
 mod secret;
 mod table;
 mod terminal;
@@ -58,6 +59,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Generate(args) => Box::pin(generate::run(args)).await,
             Command::Cancel(args) => Box::pin(cancel::run(args)).await,
             Command::Workers(args) => Box::pin(workers::run(args)).await,
+            Command::Profile(args) => Box::pin(profile::run(args)).await,
             Command::Dead(command) => Box::pin(dead::run(command)).await,
             Command::Watch(args) => Box::pin(watch::run(args)).await,
             Command::Nats(command) => Box::pin(nats::run(command)).await,

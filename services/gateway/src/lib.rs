@@ -89,8 +89,13 @@ use {
 const ANSWERS_DUE: f64 = 0.75;
 
 /// Serves as `name` until `shutdown`, then ends in order: no new connections, answers, open jobs' tasks, the bus.
-pub async fn run(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<()> {
-    start(config, name, shutdown).await?.finish().await;
+pub async fn run(
+    config: Config,
+    name: WorkerId,
+    metrics: Metrics,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    start(config, name, metrics, shutdown).await?.finish().await;
     Ok(())
 }
 
@@ -111,12 +116,17 @@ pub struct Running {
 }
 
 /// Binds, and returns once the API is served. The broker need not be there yet: `/readyz` tells.
-pub async fn start(config: Config, name: WorkerId, shutdown: Shutdown) -> anyhow::Result<Running> {
+pub async fn start(
+    config: Config,
+    name: WorkerId,
+    metrics: Metrics,
+    shutdown: Shutdown,
+) -> anyhow::Result<Running> {
     let (listener, address) = bind(config.listen).await?;
     let bus = connect(&config, name.clone()).await?;
     let effects = CancellationToken::new();
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
-    let (counters, rooms, metrics) = measured(&config, &bus);
+    let (counters, rooms) = measured(&config, &metrics, &bus);
     let (health, probes) = serve_probes(&config.shell, metrics, &shutdown, &effects).await?;
     let told = service::address::advertised(probes, config.shell.advertise)?;
     let result_ttl = ResultTtl::default();
@@ -216,12 +226,11 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
 }
 
 /// What is counted, and by whose rule requests are let in.
-fn measured(config: &Config, bus: &Bus) -> (Counters, Rooms, Metrics) {
-    let metrics = Metrics::new(Role::Gateway);
-    let counters = Counters::register(&metrics, config.tenants.as_ref());
+fn measured(config: &Config, metrics: &Metrics, bus: &Bus) -> (Counters, Rooms) {
+    let counters = Counters::register(metrics, config.tenants.as_ref());
     let rooms = Rooms::new(config.queue_outputs_max, counters.clone());
-    measures::keep(&metrics, Process::register(&metrics), bus, &rooms);
-    (counters, rooms, metrics)
+    measures::keep(metrics, Process::register(metrics), bus, &rooms);
+    (counters, rooms)
 }
 
 /// Serves the probes until `answered`: what they tell, and where. Whoever looks after a gateway that still answers what it

@@ -25,8 +25,8 @@ fn run(config: Config) -> Result<(), Failure> {
         bus: &bus,
         shell: &shell,
     };
-    process::run(&process, async |shutdown, name| {
-        let outcome = gateway::run(config, name, shutdown).await;
+    process::run(&process, async |shutdown, name, metrics| {
+        let outcome = gateway::run(config, name, metrics, shutdown).await;
         outcome.map_err(|error| match error.downcast() {
             Ok(failure) => failure,
             Err(error) => Failure::failed(error.as_ref()),

@@ -3,12 +3,12 @@
 //! Always on the CPU, whatever the device: the same seed then gives the same numbers everywhere,
 //! and they are those of the reference, bit for bit.
 
-use std::ffi::{CStr, c_char};
 use std::ptr::NonNull;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::{ModelError, Result};
+use crate::error::Result;
+use crate::shim::checked;
 
 /// A stream of random numbers that nothing else draws from.
 #[derive(Debug)]
@@ -62,19 +62,6 @@ impl Drop for Generator {
         // SAFETY: made by fresco_generator_new, freed only here.
         unsafe { ffi::fresco_generator_free(self.handle.as_ptr()) }
     }
-}
-
-/// Room for the first line of a C++ message; the rest is a stack trace.
-const MESSAGE_BYTES: usize = 512;
-
-fn checked<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>> {
-    let mut message = [0u8; MESSAGE_BYTES];
-    NonNull::new(call(message.as_mut_ptr().cast(), MESSAGE_BYTES)).ok_or_else(|| {
-        let text = CStr::from_bytes_until_nul(&message)
-            .unwrap_or_default()
-            .to_string_lossy();
-        ModelError::Torch(text.lines().next().unwrap_or_default().to_owned())
-    })
 }
 
 #[expect(unsafe_code, reason = "declares the shim, see shim.cpp")]

@@ -6,30 +6,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <cstdint>
-#include <cstring>
-#include <exception>
 
-namespace {
-
-void write_message(char *message, size_t capacity, const char *text) {
-  if (capacity == 0) return;
-  std::strncpy(message, text, capacity - 1);
-  message[capacity - 1] = '\0';
-}
-
-template <typename F>
-auto guarded(char *message, size_t capacity, F f) -> decltype(f()) {
-  try {
-    return f();
-  } catch (const std::exception &e) {
-    write_message(message, capacity, e.what());
-  } catch (...) {
-    write_message(message, capacity, "an exception that is no std::exception");
-  }
-  return nullptr;
-}
-
-}  // namespace
+#include "shim.h"
 
 extern "C" {
 

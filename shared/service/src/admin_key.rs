@@ -61,6 +61,11 @@ impl AdminKey {
         bearer::key(headers).is_some_and(|key| key.as_bytes().ct_eq(self.key.as_bytes()).into())
     }
 
+    /// The header `Authorization` of a request that brings it.
+    pub fn authorization(&self) -> String {
+        format!("Bearer {}", self.key)
+    }
+
     /// Whether everybody on this machine could read its file. Secrets that containers are given often are so, so that
     /// it is a warning and no refusal.
     pub const fn is_readable_by_all(&self) -> bool {

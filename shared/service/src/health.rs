@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz`, `/metrics` and `/logfilter` of a process.
+//! `/livez`, `/readyz`, `/metrics`, `/logfilter` and `/profile` of a process.
 
 mod log_filter;
 
@@ -7,7 +7,13 @@ use std::net::SocketAddr;
 use tokio::{net::TcpListener, sync::watch};
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode};
 
-use crate::{AdminKey, ShellArgs, Shutdown, exit::Failure, metrics::Metrics, telemetry};
+use crate::{
+    AdminKey, ShellArgs, Shutdown,
+    exit::Failure,
+    metrics::Metrics,
+    profile::{self, Profiles},
+    telemetry,
+};
 
 /// Whether the process takes work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub struct Health {
     connected: watch::Sender<bool>,
     /// Nor does one whose upstream is down.
     upstream: watch::Sender<Upstream>,
+    /// Who wants to see inside.
+    profiles: Profiles,
 }
 
 impl Default for Health {
@@ -50,7 +58,13 @@ impl Health {
             readiness: watch::Sender::new(Readiness::NotReady("starting".into())),
             connected: watch::Sender::new(true),
             upstream: watch::Sender::default(),
+            profiles: Profiles::default(),
         }
+    }
+
+    /// The wishes that come to this process, for its engine.
+    pub fn profiles(&self) -> Profiles {
+        self.profiles.clone()
     }
 
     /// From now on it takes work.
@@ -143,7 +157,7 @@ async fn exposition(metrics: &Metrics) -> warp::reply::Response {
     }
 }
 
-/// Serves [`routes`] and, under its key, `/logfilter`, until shutdown; returns the address it got.
+/// Serves [`routes`] and, under its key, `/logfilter` and `/profile`, until shutdown; returns the address it got.
 pub async fn serve(
     shell: &ShellArgs,
     health: Health,
@@ -159,8 +173,11 @@ pub async fn serve(
     }
     let stop = shutdown.token.clone().cancelled_owned();
     let not_found = warp::any().map(|| StatusCode::NOT_FOUND.into_response());
-    let routes = routes(health, metrics)
-        .or(log_filter::routes(admin_key))
+    let stop_asking = shutdown.token.clone();
+    let routes = routes(health.clone(), metrics)
+        .or(log_filter::routes(admin_key.clone()))
+        .unify()
+        .or(profile::routes(health.profiles(), admin_key, stop_asking))
         .unify()
         .or(not_found)
         .unify();

@@ -13,6 +13,7 @@ pub mod host;
 pub mod metrics;
 mod model_args;
 pub mod process;
+pub mod profile;
 pub mod reference;
 mod replay_args;
 mod shutdown;

@@ -6,7 +6,8 @@ use tokio::runtime::Builder;
 use crate::{
     BusArgs, ShellArgs, Shutdown,
     exit::Failure,
-    telemetry::{self, Identity},
+    metrics::Metrics,
+    telemetry::{self, Identity, push::Push},
 };
 
 /// How many threads a process's tasks run on, besides those of its device.
@@ -35,10 +36,10 @@ pub struct Process<'a> {
 }
 
 /// Runs `work` until it returns; the shutdown it is given is cancelled by a signal. The name is what the fleet is to
-/// know the process by: its spans have it already.
+/// know the process by: its spans have it already. What `work` registers among the metrics is pushed where flags say so.
 pub fn run<F>(process: &Process<'_>, work: F) -> Result<(), Failure>
 where
-    F: AsyncFnOnce(Shutdown, WorkerId) -> Result<(), Failure>,
+    F: AsyncFnOnce(Shutdown, WorkerId, Metrics) -> Result<(), Failure>,
 {
     let mut builder = match process.threads {
         Threads::One => Builder::new_current_thread(),
@@ -55,7 +56,12 @@ where
         };
         let telemetry = telemetry::init(&identity, process.shell)?;
         let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
-        let outcome = work(shutdown, name).await;
+        let metrics = Metrics::new(process.role);
+        let push = Push::start(&identity, &process.shell.traces, &metrics)?;
+        let outcome = work(shutdown, name, metrics).await;
+        if let Some(push) = push {
+            push.end().await;
+        }
         telemetry.end().await;
         outcome
     })

@@ -28,6 +28,7 @@ use crate::{
 mod export;
 pub mod filter;
 mod lines;
+pub(crate) mod push;
 pub mod spans;
 
 pub use self::export::{ExportState, export_state};

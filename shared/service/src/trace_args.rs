@@ -21,6 +21,16 @@ pub struct TraceArgs {
     )]
     pub otlp_protocol: OtlpProtocol,
 
+    /// Seconds between two sendings of every metric to the same collector; without it they are only there to be scraped
+    #[arg(
+        long,
+        env = "FRESCO_OTLP_METRICS_S",
+        value_name = "SECONDS",
+        requires = "otlp_endpoint",
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
+    pub otlp_metrics_s: Option<u64>,
+
     /// Share of the traces that begin here, from 0 to 1; a trace that comes with a request keeps its own decision
     #[arg(
         long,
@@ -43,6 +53,7 @@ impl Default for TraceArgs {
         Self {
             otlp_endpoint: None,
             otlp_protocol: OtlpProtocol::HttpProtobuf,
+            otlp_metrics_s: None,
             trace_ratio: Self::RATIO_DEFAULT,
         }
     }
@@ -151,17 +162,22 @@ mod tests {
     }
 
     #[test]
-    fn protocol_and_share_are_checked() {
+    fn protocol_share_and_period_are_checked() {
         let parsed = |flags: &[&str]| {
             let flags = std::iter::once(&"worker").chain(flags);
             Flags::try_parse_from(flags).map(|flags| flags.traces)
         };
         let grpc = parsed(&["--otlp-protocol", "grpc", "--trace-ratio", "0.1"]).expect("allowed");
         assert_eq!(grpc.otlp_protocol, OtlpProtocol::Grpc);
+        let collector = ["--otlp-endpoint", "http://h:1", "--otlp-metrics-s"];
+        let every = |seconds| parsed(&[&collector[..], &[seconds]].concat());
+        assert_eq!(every("15").expect("allowed").otlp_metrics_s, Some(15));
+        assert!(every("0").is_err() && every("3601").is_err());
         assert!((grpc.trace_ratio - 0.1).abs() < f64::EPSILON);
         for refused in [
             ["--trace-ratio", "1.1"],
             ["--trace-ratio", "NaN"],
+            ["--otlp-metrics-s", "15"],
             ["--otlp-protocol", "http/json"],
         ] {
             assert!(parsed(&refused).is_err(), "{refused:?}");

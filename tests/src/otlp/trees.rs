@@ -25,6 +25,14 @@ impl Captured {
         &self.span.name
     }
 
+    /// Trace and span as the header `traceparent` of what it calls has them, sampled.
+    pub fn traceparent(&self) -> String {
+        let Span {
+            trace_id, span_id, ..
+        } = &self.span;
+        format!("00-{}-{}-01", hex(trace_id), hex(span_id))
+    }
+
     /// A text of its own.
     pub fn text(&self, name: &str) -> Option<&str> {
         text(&self.span.attributes, name)

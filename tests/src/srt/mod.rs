@@ -17,7 +17,8 @@ use std::{
 
 use http_body_util::{BodyExt, Limited};
 use hyper::{
-    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
+    HeaderMap, Method, Request, Response, StatusCode, body::Incoming, server::conn::http1,
+    service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use replay::Times;
@@ -80,6 +81,8 @@ pub struct Seen {
     pub seeds: Vec<u64>,
     /// The names of the rows of all calls, in order.
     pub rids: Vec<String>,
+    /// The header `traceparent` of each `POST /generate` that had one, in order.
+    pub traceparents: Vec<String>,
     /// Most rows at once.
     pub rows_in_flight_max: usize,
     /// Names that were to be aborted, in order.
@@ -223,7 +226,10 @@ impl Server {
         let body = body.to_bytes();
         let empty = |status| whole(status, String::new());
         Ok(match (head.method, head.uri.path()) {
-            (Method::POST, "/generate") => return self.generate(&body).await,
+            (Method::POST, "/generate") => {
+                self.note_trace(&head.headers);
+                return self.generate(&body).await;
+            }
             (Method::POST, "/abort_request") => self.abort(&body),
             (Method::GET, "/health") if *locked(&self.is_up) => empty(StatusCode::OK),
             (Method::GET, "/health") => empty(StatusCode::SERVICE_UNAVAILABLE),
@@ -325,6 +331,13 @@ impl Server {
             }
         };
         Ok(whole(StatusCode::OK, answer.to_string()))
+    }
+
+    fn note_trace(&self, headers: &HeaderMap) {
+        let parent = headers.get("traceparent");
+        let parent = parent.and_then(|parent| parent.to_str().ok());
+        let mut seen = locked(&self.seen);
+        seen.traceparents.extend(parent.map(str::to_owned));
     }
 
     /// Counts the call, and says what happens to each of its rows.

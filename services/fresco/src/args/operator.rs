@@ -2,14 +2,21 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use clap::{Args, Subcommand, builder::TypedValueParser};
+use clap::{
+    Args, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 use messaging::Wanted;
 use protocol::{
-    JobId, OutputId,
+    JobId, OutputId, WorkerId,
     limits::{ACK_WAIT, RESULT_TTL},
     topology::TopologyOptions,
 };
-use service::{BusArgs, without_credentials};
+use service::{
+    AdminKey, BusArgs,
+    profile::{STEPS_MAX, WAIT_S_MAX, Wish},
+    without_credentials,
+};
 
 use super::GatewayArgs;
 
@@ -40,6 +47,54 @@ pub struct WorkersArgs {
     /// For programs
     #[arg(long)]
     pub json: bool,
+}
+
+pub(super) const PROFILE_HELP: &str = "\
+Asks a worker whose engine runs on libtorch (see `fresco workers`) to record its next denoising steps, or decode steps of
+an AR-batcher, and shows the operators that were called: how often, how long by themselves and with what they called. On
+a CPU these are the times that the operators ran, on a CUDA device the times to launch them. The picture is the same;
+the recorded steps are slower.";
+
+/// `fresco profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Where
+    #[command(flatten)]
+    pub bus: BusArgs,
+
+    /// The worker's name, as `fresco workers` has it
+    pub worker: WorkerId,
+
+    /// File with the worker's admin key, that of its own `--admin-key-file`
+    #[arg(
+        long = "admin-key-file",
+        env = "FRESCO_ADMIN_KEY_FILE",
+        value_name = "FILE",
+        value_parser = PathBufValueParser::new().try_map(|file| AdminKey::read(&file))
+    )]
+    pub admin_key: AdminKey,
+
+    /// Steps to record, one after the other
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STEPS_MAX)))]
+    pub steps: u32,
+
+    /// Seconds to wait for a job to come and to make them
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(WAIT_S_MAX)))]
+    pub wait_s: u32,
+
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ProfileArgs {
+    /// As the worker takes it.
+    pub const fn wish(&self) -> Wish {
+        Wish {
+            steps: self.steps,
+            wait_s: self.wait_s,
+        }
+    }
 }
 
 /// `fresco dead`.

@@ -12,7 +12,7 @@ use protocol::{
 };
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::Value;
-use service::Shutdown;
+use service::{Shutdown, metrics::Metrics};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
@@ -168,7 +168,7 @@ impl Deployment {
         let config = Config::try_parse_from(fixed.iter().chain(flags)).unwrap();
         let shutdown = Shutdown::default();
         let name = WorkerId::generate(Role::Gateway);
-        let running = gateway::start(config, name, shutdown.clone())
+        let running = gateway::start(config, name, Metrics::new(Role::Gateway), shutdown.clone())
             .await
             .unwrap();
         let url = format!("http://{}", std::fs::read_to_string(&file).unwrap());

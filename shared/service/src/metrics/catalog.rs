@@ -128,6 +128,18 @@ catalog! {
         "Whether the process is connected to the message broker; absent while a worker loads its model";
     BROKER_CONNECTIONS = Counter, "fresco_broker_connections", [], ALL_ROLES,
         "Connections to the message broker; the first one counts too";
+    RUNTIME_THREADS = Gauge, "fresco_runtime_threads", [], ALL_ROLES,
+        "Threads that tasks run on, besides those of a device";
+    RUNTIME_TASKS = Gauge, "fresco_runtime_tasks", [], ALL_ROLES,
+        "Tasks that are alive";
+    RUNTIME_QUEUE_DEPTH = Gauge, "fresco_runtime_queue_depth", [], ALL_ROLES,
+        "Tasks that could run and wait for a thread, in the queue that all threads share";
+    RUNTIME_BUSY = Counter, "fresco_runtime_busy_seconds", [], ALL_ROLES,
+        "Time that the threads ran tasks, all together";
+    SPANS_SENT = Counter, "fresco_spans_sent", [], ALL_ROLES,
+        "Spans that the collector took";
+    SPANS_LOST = Counter, "fresco_spans_lost", ["reason"], ALL_ROLES,
+        "Spans that no collector got: refused by it, or queue_full, because it was too slow for them";
 
     // What goes in and comes out.
     JOBS_ACCEPTED = Counter, "fresco_jobs_accepted", [], GATEWAY,
@@ -229,6 +241,10 @@ catalog! {
         "Events that could not follow in an output's life";
     QUARANTINES = Counter, "fresco_quarantines", [], WORKERS,
         "Times the worker took itself out because its engine failed in a row";
+    LIBTORCH_MEMORY = Gauge, "fresco_libtorch_memory_bytes", ["stage"], WORKERS,
+        "Tensors on the device, weights included, at the end of a stage of the last job: prefill, decode, prepare, denoise, vae_decode; absent without libtorch";
+    LIBTORCH_MEMORY_PEAK = Gauge, "fresco_libtorch_memory_peak_bytes", ["stage"], WORKERS,
+        "The most at once during that stage";
 
     // AR.
     AR_ENGINE_CALLS = Counter, "fresco_ar_engine_calls", [], BATCHER,

@@ -3,17 +3,23 @@
 use std::time::Duration;
 
 use protocol::WorkerState;
+use tokio::runtime::{Handle, RuntimeMetrics};
 
 use super::{
-    Counter, Gauge, Labelled, Metrics, Told,
+    Counter, Gauge, Labelled, Metrics, SecondsCounter, Told,
     catalog::{
-        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, MESSAGES_UNTRACED,
-        OUTPUTS_DEAD, PROCESS_START, QUARANTINES, REDELIVERIES, RESIDENT_MEMORY,
-        RESULTS_SUPPRESSED, TRANSITIONS_REFUSED, WORKER_INFO, WORKER_STATE,
+        BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, LIBTORCH_MEMORY,
+        LIBTORCH_MEMORY_PEAK, MESSAGES_UNTRACED, OUTPUTS_DEAD, PROCESS_START, QUARANTINES,
+        REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, RUNTIME_BUSY, RUNTIME_QUEUE_DEPTH,
+        RUNTIME_TASKS, RUNTIME_THREADS, SPANS_LOST, SPANS_SENT, TRANSITIONS_REFUSED, WORKER_INFO,
+        WORKER_STATE,
     },
     number, raise,
 };
-use crate::clock::unix_millis;
+use crate::{
+    clock::unix_millis,
+    telemetry::{ExportState, export_state},
+};
 
 /// Of any process.
 #[derive(Debug, Clone)]
@@ -33,10 +39,13 @@ impl Process {
         let since_1970 = Duration::from_millis(unix_millis());
         metrics.gauge(PROCESS_START).set(since_1970.as_secs_f64());
         let resident = metrics.gauge(RESIDENT_MEMORY);
+        let (spans, runtime) = (Spans::register(metrics), Runtime::register(metrics));
         metrics.before_scrapes(move || {
             if let Some(bytes) = resident_bytes() {
                 resident.set(number(bytes));
             }
+            spans.tell(export_state());
+            runtime.tell(&Handle::current().metrics());
             std::future::ready(())
         });
         Self {
@@ -52,6 +61,61 @@ impl Process {
     }
 }
 
+/// How tokio does.
+struct Runtime {
+    threads: Gauge,
+    tasks: Gauge,
+    queue_depth: Gauge,
+    busy: SecondsCounter,
+}
+
+impl Runtime {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            threads: metrics.gauge(RUNTIME_THREADS),
+            tasks: metrics.gauge(RUNTIME_TASKS),
+            queue_depth: metrics.gauge(RUNTIME_QUEUE_DEPTH),
+            busy: metrics.seconds(RUNTIME_BUSY),
+        }
+    }
+
+    fn tell(&self, now: &RuntimeMetrics) {
+        let threads = now.num_workers();
+        self.threads.set(number(threads as u64));
+        self.tasks.set(number(now.num_alive_tasks() as u64));
+        self.queue_depth
+            .set(number(now.global_queue_depth() as u64));
+        let busy = (0..threads).map(|thread| now.worker_total_busy_duration(thread));
+        let busy = busy.sum::<Duration>().as_secs_f64();
+        self.busy.inc_by((busy - self.busy.get()).max(0.0));
+    }
+}
+
+/// What became of the spans of a process.
+struct Spans {
+    sent: Counter,
+    refused: Counter,
+    queue_full: Counter,
+}
+
+impl Spans {
+    fn register(metrics: &Metrics) -> Self {
+        let lost = metrics.counters(SPANS_LOST);
+        let [refused, queue_full] = ["refused", "queue_full"].map(|reason| lost.of([reason]));
+        Self {
+            sent: metrics.counter(SPANS_SENT),
+            refused,
+            queue_full,
+        }
+    }
+
+    fn tell(&self, now: ExportState) {
+        raise(&self.sent, now.sent);
+        raise(&self.refused, now.refused);
+        raise(&self.queue_full, now.queue_full);
+    }
+}
+
 /// The memory of this process that is in RAM, where Linux tells.
 fn resident_bytes() -> Option<u64> {
     resident_bytes_in(&std::fs::read_to_string("/proc/self/status").ok()?)
@@ -63,6 +127,28 @@ fn resident_bytes_in(status: &str) -> Option<u64> {
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// Of an engine on libtorch: the memory of its tensors, by stage. Without one there are no series.
+#[derive(Debug, Clone)]
+pub struct LibtorchMemory {
+    live: Labelled<Gauge, 1>,
+    peak: Labelled<Gauge, 1>,
+}
+
+impl LibtorchMemory {
+    fn register(metrics: &Metrics) -> Self {
+        Self {
+            live: metrics.gauges(LIBTORCH_MEMORY),
+            peak: metrics.gauges(LIBTORCH_MEMORY_PEAK),
+        }
+    }
+
+    /// `stage` has ended with so many bytes of tensors, and had at most so many.
+    pub fn ended(&self, stage: &'static str, live: u64, peak: u64) {
+        self.live.of([stage]).set(number(live));
+        self.peak.of([stage]).set(number(peak));
+    }
 }
 
 /// Of a worker.
@@ -84,6 +170,8 @@ pub struct Worker {
     pub refused: Counter,
     /// Times it took itself out.
     pub quarantines: Counter,
+    /// Of its engine.
+    pub memory: LibtorchMemory,
 }
 
 /// What a worker can be.
@@ -125,6 +213,7 @@ impl Worker {
             suppressed: metrics.counter(RESULTS_SUPPRESSED),
             refused: metrics.counter(TRANSITIONS_REFUSED),
             quarantines: metrics.counter(QUARANTINES),
+            memory: LibtorchMemory::register(metrics),
         };
         worker.state(WorkerState::Loading);
         worker
@@ -179,6 +268,21 @@ mod tests {
         assert_eq!(told(), ["fresco_broker_connected 0.0"]);
         process.connection(true, 1);
         assert_eq!(told(), ["fresco_broker_connected 1.0"]);
+    }
+
+    #[tokio::test]
+    async fn a_scrape_says_how_the_runtime_does() {
+        let metrics = Metrics::new(Role::Gateway);
+        Process::register(&metrics);
+        let text = metrics.scrape().await.unwrap();
+        assert!(text.contains("\nfresco_runtime_threads 1.0\n"), "{text}");
+        let busy = text
+            .lines()
+            .find_map(|line| line.strip_prefix("fresco_runtime_busy_seconds_total "));
+        assert!(
+            busy.is_some_and(|busy| busy.parse::<f64>().is_ok()),
+            "{text}"
+        );
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! | `catalog` | every metric, as a constant                                    |
 //! | `trace`   | exemplars: which trace an observation belongs to               |
 //! | `common`  | what every process measures, and what every worker does        |
+//! | `otlp`    | the same as OTLP has it                                        |
 //! | `page`    | the catalogue as `observability/metrics.md`                    |
 
 pub mod catalog;
 mod common;
+pub(crate) mod otlp;
 pub mod page;
 mod trace;
 
@@ -30,7 +32,7 @@ use prometheus_client::{
     },
     registry::{Metric, Registry, Unit},
 };
-use protocol::Role;
+use protocol::{Role, UnixMillis};
 
 use self::{
     catalog::{Kind, Spec},
@@ -38,10 +40,12 @@ use self::{
 };
 
 pub use self::{
-    common::{Process, STATES, Worker, state_label},
+    common::{LibtorchMemory, Process, STATES, Worker, state_label},
     trace::Trace,
 };
 pub use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
+
+use crate::clock::unix_millis;
 
 /// A gauge of any number.
 pub type Gauge = prometheus_client::metrics::gauge::Gauge<f64, AtomicU64>;
@@ -53,6 +57,8 @@ pub type SecondsCounter = Counter<f64, AtomicU64>;
 #[derive(Clone)]
 pub struct Metrics {
     role: Role,
+    /// In milliseconds of the Unix epoch.
+    since: UnixMillis,
     shared: Arc<Shared>,
 }
 
@@ -85,6 +91,7 @@ impl Metrics {
         };
         Self {
             role,
+            since: unix_millis(),
             shared: Arc::new(shared),
         }
     }
@@ -163,12 +170,32 @@ impl Metrics {
 
     /// Everything in OpenMetrics text, as it is now.
     pub async fn scrape(&self) -> Result<String, fmt::Error> {
+        self.refresh().await;
+        self.exposition()
+    }
+
+    /// Looks up what is looked up before a scrape.
+    pub(crate) async fn refresh(&self) {
         let refreshes = self.shared.refreshes.lock();
         let refreshes = refreshes.unwrap_or_else(PoisonError::into_inner).clone();
         for refresh in refreshes {
             refresh().await;
         }
-        self.exposition()
+    }
+
+    /// Everything as OTLP has it, as it was looked up last.
+    pub(crate) fn otlp_now(&self) -> Result<Vec<otlp::Metric>, fmt::Error> {
+        let nanos = |at: UnixMillis| at.saturating_mul(1_000_000);
+        self.otlp(otlp::Span {
+            start: nanos(self.since),
+            end: nanos(unix_millis()),
+        })
+    }
+
+    fn otlp(&self, span: otlp::Span) -> Result<Vec<otlp::Metric>, fmt::Error> {
+        let text = self.exposition()?;
+        let specs = self.lock().specs.clone();
+        Ok(otlp::metrics(&specs, &text, span))
     }
 
     /// The same without looking anything up.

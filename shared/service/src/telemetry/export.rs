@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::KeyValue;
+use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
     trace::{
-        BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, SpanData,
-        SpanExporter as ExportSpans,
+        BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, Span, SpanData,
+        SpanExporter as ExportSpans, SpanProcessor,
     },
 };
 use protocol::{limits::STEPS_MAX, trace::attribute};
@@ -48,8 +48,10 @@ static EXPORT: Export = Export::new();
 /// The spans of a process on their way out.
 struct Export {
     failing: AtomicBool,
+    waiting: AtomicU64,
     sent: AtomicU64,
-    lost: AtomicU64,
+    refused: AtomicU64,
+    queue_full: AtomicU64,
 }
 
 /// What became of a process's spans so far.
@@ -59,8 +61,10 @@ pub struct ExportState {
     pub failing: bool,
     /// Spans it took.
     pub sent: u64,
-    /// Spans it did not take. Those that found no room to wait are not among them.
-    pub lost: u64,
+    /// Spans it did not take.
+    pub refused: u64,
+    /// Spans that found no room to wait.
+    pub queue_full: u64,
 }
 
 /// What became of this process's spans so far.
@@ -72,8 +76,10 @@ impl Export {
     const fn new() -> Self {
         Self {
             failing: AtomicBool::new(false),
+            waiting: AtomicU64::new(0),
             sent: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            queue_full: AtomicU64::new(0),
         }
     }
 
@@ -81,16 +87,38 @@ impl Export {
         ExportState {
             failing: self.failing.load(Ordering::Relaxed),
             sent: self.sent.load(Ordering::Relaxed),
-            lost: self.lost.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            queue_full: self.queue_full.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether there is room for one more span to wait; counts it either way.
+    fn enters(&self) -> bool {
+        let one_more = |waiting| (waiting < SPANS_WAITING_MAX as u64).then_some(waiting + 1);
+        let entered = self
+            .waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        if entered.is_err() {
+            self.queue_full.fetch_add(1, Ordering::Relaxed);
+        }
+        entered.is_ok()
+    }
+
+    /// So many spans wait no more: they are on their way.
+    fn leave(&self, spans: usize) {
+        self.waiting.fetch_sub(count(spans), Ordering::Relaxed);
     }
 
     /// Counts a batch of `spans`; says whether that is news: the first failure, or the first success after one.
     fn ended(&self, spans: usize, taken: bool) -> bool {
-        let counter = if taken { &self.sent } else { &self.lost };
-        counter.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let counter = if taken { &self.sent } else { &self.refused };
+        counter.fetch_add(count(spans), Ordering::Relaxed);
         self.failing.swap(!taken, Ordering::Relaxed) == taken
     }
+}
+
+fn count(spans: usize) -> u64 {
+    u64::try_from(spans).unwrap_or(u64::MAX)
 }
 
 /// The provider of every span of this process.
@@ -112,19 +140,27 @@ pub(super) fn provider(
             .with_scheduled_delay(EXPORT_PERIOD)
             .build();
         let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches);
-        provider = provider.with_span_processor(processor.build());
+        provider = provider.with_span_processor(Counted(processor.build()));
     }
     Ok(provider.build())
 }
 
 /// Not the library's own: that one reads the environment besides.
 fn resource(identity: &Identity) -> Resource {
+    let attributes = resource_attributes(identity).map(|(name, value)| KeyValue::new(name, value));
+    Resource::builder_empty()
+        .with_attributes(attributes)
+        .build()
+}
+
+/// Who the process is, in its spans and in its metrics.
+pub(super) fn resource_attributes(identity: &Identity) -> [(&'static str, String); 4] {
     let Identity {
         service,
         deployment,
         instance,
     } = identity;
-    let attributes = [
+    [
         (attribute::SERVICE_NAME, (*service).to_owned()),
         (attribute::SERVICE_NAMESPACE, deployment.clone()),
         (attribute::SERVICE_INSTANCE_ID, instance.clone()),
@@ -132,11 +168,7 @@ fn resource(identity: &Identity) -> Resource {
             attribute::SERVICE_VERSION,
             env!("CARGO_PKG_VERSION").to_owned(),
         ),
-    ];
-    let attributes = attributes.map(|(name, value)| KeyValue::new(name, value));
-    Resource::builder_empty()
-        .with_attributes(attributes)
-        .build()
+    ]
 }
 
 fn exporter(
@@ -158,6 +190,34 @@ fn exporter(
     }
 }
 
+/// Lets in as many spans as the library's own queue holds, which drops what is beyond and keeps the number to itself.
+#[derive(Debug)]
+struct Counted(BatchSpanProcessor);
+
+impl SpanProcessor for Counted {
+    fn on_start(&self, span: &mut Span, context: &Context) {
+        self.0.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        if EXPORT.enters() {
+            self.0.on_end(span);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.0.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.0.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.0.set_resource(resource);
+    }
+}
+
 /// Tells once when the collector takes no spans any more, and once when it does again: not for each batch.
 #[derive(Debug)]
 struct Watched(SpanExporter);
@@ -165,6 +225,7 @@ struct Watched(SpanExporter);
 impl ExportSpans for Watched {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
+        EXPORT.leave(spans);
         let exported = self.0.export(batch).await;
         let news = EXPORT.ended(spans, exported.is_ok());
         match &exported {
@@ -202,8 +263,20 @@ mod tests {
         let state = ExportState {
             failing: false,
             sent: 9,
-            lost: 6,
+            refused: 6,
+            queue_full: 0,
         };
         assert_eq!(export.state(), state);
+    }
+
+    #[test]
+    fn spans_that_find_no_room_are_counted_and_room_comes_with_those_that_leave() {
+        let export = Export::new();
+        let enter = |spans: usize| (0..spans).filter(|_| export.enters()).count();
+        assert_eq!(enter(SPANS_WAITING_MAX + 3), SPANS_WAITING_MAX);
+        assert_eq!(export.state().queue_full, 3);
+        export.leave(SPANS_PER_EXPORT_MAX);
+        assert_eq!(enter(SPANS_PER_EXPORT_MAX + 1), SPANS_PER_EXPORT_MAX);
+        assert_eq!(export.state().queue_full, 4);
     }
 }
