@@ -82,7 +82,6 @@ fn assert_is_of_libtorch(profile: &Value) {
         .map(|operator| number(&operator["self_ns"]))
         .sum();
     let wall = number(&report["wall_ns"]);
-    println!("operators {own} ns of {wall} ns");
     assert!(own > 0 && own <= wall, "{own} of {wall}");
     for operator in operators {
         let [calls, own, total] = ["calls", "self_ns", "total_ns"].map(|f| number(&operator[f]));

@@ -7,8 +7,7 @@ use std::ptr::NonNull;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
-use crate::shim::checked;
+use crate::{error::Result, shim::checked};
 
 /// A stream of random numbers that nothing else draws from.
 #[derive(Debug)]
@@ -103,6 +102,7 @@ mod ffi {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ModelError;
 
     fn numbers(tensor: &Tensor) -> Vec<f32> {
         Vec::try_from(tensor.flatten(0, -1)).expect("a CPU tensor of floats")

@@ -231,7 +231,11 @@ mod tests {
             (STAGE_RUN.name, "s"),
         ];
         assert_eq!(names, wanted);
-        let [accepted, busy, info, run] = metrics.map(|metric| metric.data.unwrap());
+        let data: Vec<_> = metrics
+            .into_iter()
+            .map(|metric| metric.data.unwrap())
+            .collect();
+        let [accepted, busy, info, run] = <[Data; 4]>::try_from(data).unwrap();
         let number = |data: Data| match data {
             Data::Sum(Sum {
                 mut data_points,

@@ -125,7 +125,7 @@ impl Pusher {
             loop {
                 every.tick().await;
                 let pushed = timeout(EXPORT_MAX, self.push()).await;
-                self.tell(pushed.unwrap_or(Err(PushError::TooSlow)));
+                self.tell(&pushed.unwrap_or(Err(PushError::TooSlow)));
             }
         };
         let stopped: Option<std::convert::Infallible> = stop.run_until_cancelled(going_on).await;
@@ -136,7 +136,7 @@ impl Pusher {
                 .await
         });
         let last = last.await.unwrap_or(Err(PushError::TooSlow));
-        self.tell(last);
+        self.tell(&last);
     }
 
     async fn push(&self) -> Result<(), PushError> {
@@ -181,8 +181,8 @@ impl Pusher {
     }
 
     /// Tells once when the collector takes none any more, and once when it does again.
-    fn tell(&mut self, pushed: Result<(), PushError>) {
-        match &pushed {
+    fn tell(&mut self, pushed: &Result<(), PushError>) {
+        match pushed {
             Ok(()) if self.failing => tracing::info!("the collector takes metrics again"),
             Err(error) if !self.failing => {
                 let error = chain(error);
