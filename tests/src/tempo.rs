@@ -84,7 +84,8 @@ impl Processor {
         Self {
             config,
             halves: HashMap::new(),
-            counters: BTreeMap::new(),
+            // Tempo's own are there from its start.
+            counters: [EDGES, EXPIRED].map(|name| ((name, tenant()), 0)).into(),
             histograms: BTreeMap::new(),
             expired: Vec::new(),
         }
