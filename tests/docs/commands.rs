@@ -24,6 +24,13 @@ const PLACEHOLDERS: [(&str, &str); 4] = [
     ("URL", "http://host:1"),
 ];
 
+/// As docs/tenants.md has it, with a whole hash.
+const TENANTS: &str = r#"
+[[tenant]]
+name = "studio"
+key_sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"#;
+
 /// A program of the documents with its flags.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
@@ -74,10 +81,14 @@ impl Line {
 
     /// What the program itself says against these flags. The help comes last, and only if all before it were right.
     pub(crate) fn refusal(&self) -> Option<String> {
+        // What a program reads before it has read its whole command line.
+        let folder = tempfile::TempDir::new().unwrap();
+        std::fs::write(folder.path().join("tenants.toml"), TENANTS).unwrap();
         let arguments = self.arguments.iter().map(|word| filled(word));
         let output = Command::new(binary(&self.program))
             .args(arguments)
             .arg("--help")
+            .current_dir(folder.path())
             .output();
         let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

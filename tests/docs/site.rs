@@ -53,8 +53,9 @@ impl Site {
         let links = root().join(".fresco/bin").display().to_string();
         let path = format!("{programs}:{links}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
         site.set("PATH", &path);
-        for built in ["target/release", "target/debug"] {
-            site.read_as(built, &programs);
+        // Those on the PATH.
+        for folder in ["target/release/", "target/debug/"] {
+            site.read_as(folder, "");
         }
         site
     }
