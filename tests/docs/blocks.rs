@@ -58,6 +58,12 @@ impl Block {
         format!("{}:{}", self.file, self.line)
     }
 
+    /// Whether only an empty line is between the two.
+    pub(crate) fn precedes(&self, next: &Self) -> bool {
+        let fence = self.line + self.text.lines().count() + 1;
+        next.line == fence + 2
+    }
+
     /// Whether it is for a shell.
     pub(crate) fn is_shell(&self) -> bool {
         ["sh", "bash", "console"].contains(&self.language.as_str())

@@ -83,7 +83,12 @@ impl Line {
     pub(crate) fn refusal(&self) -> Option<String> {
         // What a program reads before it has read its whole command line.
         let folder = tempfile::TempDir::new().unwrap();
-        std::fs::write(folder.path().join("tenants.toml"), TENANTS).unwrap();
+        for (file, text) in [
+            ("tenants.toml", TENANTS),
+            ("key.txt", "sk-0123456789abcdef"),
+        ] {
+            std::fs::write(folder.path().join(file), text).unwrap();
+        }
         let arguments = self.arguments.iter().map(|word| filled(word));
         let output = Command::new(binary(&self.program))
             .args(arguments)

@@ -94,7 +94,8 @@ impl Site {
                 Mark::Run => {
                     let printed = self.run_to_its_end(block);
                     let next = document.blocks.get(index + 1);
-                    let answer = next.filter(|next| next.language == "text");
+                    let answer =
+                        next.filter(|next| next.language == "text" && block.precedes(next));
                     if let Some(answer) = answer {
                         assert_eq!(
                             printed,
