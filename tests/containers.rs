@@ -138,8 +138,15 @@ fn docker() -> PathBuf {
 fn composes() -> [Compose; 2] {
     FILES.map(|file| {
         let text = fs::read_to_string(docker().join(file)).unwrap();
-        serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"))
+        read(&text).unwrap_or_else(|error| panic!("{file}: {error}"))
     })
+}
+
+/// With what `<<` brings in.
+fn read(text: &str) -> serde_yaml_ng::Result<Compose> {
+    let mut whole: serde_yaml_ng::Value = serde_yaml_ng::from_str(text)?;
+    whole.apply_merge()?;
+    serde_yaml_ng::from_value(whole)
 }
 
 /// Every service, or part of one, by its name.
