@@ -38,10 +38,10 @@ const RUN_HERE: [&str; 5] = [
 ];
 
 /// Languages of blocks that nobody runs; pictures of text have none.
-const SHOWN: [&str; 4] = ["", "json", "text", "toml"];
+const SHOWN: [&str; 5] = ["", "json", "text", "toml", "traceql"];
 
 /// Flags in the documents that are others', and clap's own.
-const FOREIGN: [&str; 7] = [
+const FOREIGN: [&str; 8] = [
     "--api-key",
     "--cuda-graph-max-bs",
     "--enable-deterministic-inference",
@@ -49,6 +49,7 @@ const FOREIGN: [&str; 7] = [
     "--max-queued-requests",
     "--scale",
     "--script",
+    "--test",
 ];
 
 /// Where a test that is named in a document would be; a module within another one is behind a slash.
