@@ -103,6 +103,7 @@ mod ffi {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ModelError;
 
     fn numbers(tensor: &Tensor) -> Vec<f32> {
         Vec::try_from(tensor.flatten(0, -1)).expect("a CPU tensor of floats")

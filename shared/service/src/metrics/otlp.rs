@@ -231,6 +231,7 @@ mod tests {
             (STAGE_RUN.name, "s"),
         ];
         assert_eq!(names, wanted);
+        let metrics = <[Metric; 4]>::try_from(metrics).unwrap();
         let [accepted, busy, info, run] = metrics.map(|metric| metric.data.unwrap());
         let number = |data: Data| match data {
             Data::Sum(Sum {
