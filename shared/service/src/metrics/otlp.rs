@@ -211,8 +211,8 @@ mod tests {
         let registry = Metrics::new(Role::Gateway);
         registry.counter(JOBS_ACCEPTED).inc_by(3);
         registry.seconds(DEVICE_BUSY).inc_by(1.5);
-        let odd = ["a \"b\" \\ {c},\n", "cpu", "r"].map(str::to_owned);
-        registry.told::<3>(WORKER_INFO).tell(odd.clone());
+        let odd = ["a \"b\" \\ {c},\n", "h", "cpu", "r"].map(str::to_owned);
+        registry.told::<4>(WORKER_INFO).tell(odd.clone());
         // Without a series it is none.
         registry.gauges::<2>(QUEUE_DEPTH);
         let run = registry.traced_by::<1>(STAGE_RUN).of(["ar"]);
@@ -231,11 +231,8 @@ mod tests {
             (STAGE_RUN.name, "s"),
         ];
         assert_eq!(names, wanted);
-        let data: Vec<_> = metrics
-            .into_iter()
-            .map(|metric| metric.data.unwrap())
-            .collect();
-        let [accepted, busy, info, run] = <[Data; 4]>::try_from(data).unwrap();
+        let metrics = <[Metric; 4]>::try_from(metrics).unwrap();
+        let [accepted, busy, info, run] = metrics.map(|metric| metric.data.unwrap());
         let number = |data: Data| match data {
             Data::Sum(Sum {
                 mut data_points,
@@ -252,7 +249,7 @@ mod tests {
         let Data::Gauge(info) = info else {
             panic!("{info:?}")
         };
-        let names = ["worker", "device", "model_revision"];
+        let names = ["worker", "host", "device", "model_revision"];
         let told: Vec<_> = names
             .into_iter()
             .zip(odd)
