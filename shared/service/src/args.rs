@@ -115,7 +115,7 @@ pub enum LogFormat {
 /// How a process logs, answers probes and stops.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ShellArgs {
-    /// Address for /livez, /readyz, /metrics and /logfilter; port 0 takes a free one
+    /// Address for /livez, /readyz and /metrics, and for who has the admin key /logfilter and /profile; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub health_listen: SocketAddr,
 
@@ -132,7 +132,8 @@ pub struct ShellArgs {
     )]
     pub log_filter: String,
 
-    /// File with the key of `/logfilter`, which changes what is logged while the process runs; without, there is no such page
+    /// File with the key of `/logfilter`, which changes what is logged while the process runs, and of `/profile`; without, there
+    /// are no such pages
     #[arg(
         long = "admin-key-file",
         env = "FRESCO_ADMIN_KEY_FILE",

@@ -132,7 +132,7 @@ pub struct UpArgs {
     #[arg(long)]
     pub no_prior_cache: bool,
 
-    /// File with the key of every process's `/logfilter`
+    /// File with the key of every process's `/logfilter` and `/profile`
     #[arg(long, value_name = "FILE")]
     pub admin_key_file: Option<PathBuf>,
 
