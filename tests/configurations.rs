@@ -104,6 +104,20 @@ fn each_component_of_the_collector_is_in_a_pipeline_and_each_in_a_pipeline_is_th
     }
 }
 
+/// A collector has a path for what some pipeline takes, and for nothing else.
+#[test]
+fn what_our_processes_send_by_otlp_is_taken() {
+    let collector = read("otel-collector/collector.yml");
+    let pipelines = collector["service"]["pipelines"].as_mapping().unwrap();
+    for signal in ["traces", "metrics"] {
+        let taken = pipelines.iter().any(|(name, pipeline)| {
+            name.as_str().unwrap().starts_with(signal)
+                && texts(&pipeline["receivers"]).contains("otlp")
+        });
+        assert!(taken, "{signal}");
+    }
+}
+
 #[test]
 fn a_trace_is_judged_when_it_is_whole_and_counted_before() {
     let collector = read("otel-collector/collector.yml");

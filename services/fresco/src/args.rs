@@ -155,7 +155,13 @@ pub struct GatewayArgs {
 
     /// Meant for the environment: a command line is readable by everybody on the machine
     // Not OpenAI's variable: that key is not to be told to whoever answers here.
-    #[arg(long, env = "FRESCO_API_KEY", hide = true, hide_env_values = true)]
+    #[arg(
+        long,
+        env = "FRESCO_API_KEY",
+        hide = true,
+        hide_env_values = true,
+        value_parser = api_key::Quietly
+    )]
     pub api_key: Option<ApiKey>,
 }
 

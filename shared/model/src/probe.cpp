@@ -1,7 +1,7 @@
 // What tch lacks: libtorch's own accounts of memory and of operators, by its documented hooks.
 //
-// Both are of the thread that asks for them, so nothing here is locked. Every function catches all exceptions; on
-// failure it returns null and writes the message.
+// Both are of the thread that asks for them, so nothing here is locked. What can fail catches all
+// exceptions, returns null and writes the message; what reads and ends throws none.
 
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>

@@ -1,6 +1,8 @@
 //! The key that a gateway asks for, where it tells its clients apart.
 
-use std::{fmt, fs::File, io::Read as _, path::Path, str::FromStr};
+use std::{ffi::OsStr, fmt, fs::File, io::Read as _, path::Path, str::FromStr};
+
+use clap::{Arg, Command, builder::TypedValueParser, error::ErrorKind};
 
 /// What a header may well hold.
 const KEY_CHARS_MAX: usize = 512;
@@ -61,9 +63,42 @@ impl fmt::Debug for ApiKey {
     }
 }
 
+/// Takes a key from the environment, where it often ends with a line. What clap says itself of a value that cannot be
+/// used shows the value.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Quietly;
+
+impl TypedValueParser for Quietly {
+    type Value = ApiKey;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        _of: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<ApiKey, clap::Error> {
+        let text = value.to_str().ok_or(ApiKeyError::Unusable);
+        let key = text.and_then(|text| text.trim().parse());
+        key.map_err(|error| {
+            let text = format!("the key in FRESCO_API_KEY {error}");
+            command.clone().error(ErrorKind::ValueValidation, text)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_of_the_environment_is_not_shown_when_it_cannot_be_used() {
+        let parse = |text: &str| Quietly.parse_ref(&Command::new("fresco"), None, OsStr::new(text));
+        let key = parse("sk-1\n").expect("a key");
+        assert_eq!(key.authorization(), "Bearer sk-1");
+        let error = parse("sk-live secret").expect_err("two words").to_string();
+        assert!(error.contains("FRESCO_API_KEY"), "{error}");
+        assert!(!error.contains("live"), "{error}");
+    }
 
     #[test]
     fn a_key_is_one_visible_word() {

@@ -33,7 +33,8 @@ pub(crate) fn metrics(specs: &[Spec], text: &str, span: Span) -> Vec<Metric> {
         let unit = match spec.unit() {
             Some("seconds") => "s",
             Some("bytes") => "By",
-            _ => "1",
+            // Not "1", which says that it is a ratio: on its way to Prometheus a gauge would be given that for a name.
+            _ => "",
         };
         Some(Metric {
             name: spec.name.to_owned(),
@@ -225,9 +226,9 @@ mod tests {
             .map(|metric| (&*metric.name, &*metric.unit))
             .collect();
         let wanted = [
-            (JOBS_ACCEPTED.name, "1"),
+            (JOBS_ACCEPTED.name, ""),
             (DEVICE_BUSY.name, "s"),
-            (WORKER_INFO.name, "1"),
+            (WORKER_INFO.name, ""),
             (STAGE_RUN.name, "s"),
         ];
         assert_eq!(names, wanted);
