@@ -145,7 +145,10 @@ fn composes() -> [Compose; 2] {
 /// With what `<<` brings in.
 fn read(text: &str) -> serde_yaml_ng::Result<Compose> {
     let mut whole: serde_yaml_ng::Value = serde_yaml_ng::from_str(text)?;
-    whole.apply_merge()?;
+    // What a merge brings in may have one itself, which the next round sees: hardened into worker into a service.
+    for _ in 0..2 {
+        whole.apply_merge()?;
+    }
     serde_yaml_ng::from_value(whole)
 }
 
