@@ -43,6 +43,8 @@ fn trace(job: &str) -> String {
 struct Past {
     spans: Vec<Captured>,
     lines: Vec<logql::Line>,
+    /// The deployment's prefix.
+    namespace: String,
     /// By what became of them.
     ids: BTreeMap<&'static str, String>,
     /// Longer than every job but the slow one, shorter than its denoising.
@@ -113,6 +115,7 @@ async fn run() -> Past {
     Past {
         spans: collector.spans(),
         lines: fleet.log_lines(),
+        namespace: fleet.broker.prefix().to_string(),
         ids,
         longer: format!("{}ms", longer.as_millis()),
         killed: killed.worker.to_string(),
@@ -145,7 +148,7 @@ impl Past {
             trace,
             job,
             longer,
-            namespace: "e2e",
+            namespace: &self.namespace,
         }
     }
 
@@ -263,8 +266,11 @@ async fn each_query_finds_the_jobs_that_it_should_and_no_others() {
     }
     let by_worker = format!(r#"{{ span.fresco.worker = "{}" }}"#, past.killed);
     assert_eq!(past.found(&by_worker), BTreeSet::from(["killed"]));
-    let nobodys = r#"{ resource.service.namespace != "e2e" }"#;
-    assert_eq!(past.found(nobodys), BTreeSet::new());
+    let nobodys = format!(
+        r#"{{ resource.service.namespace != "{}" }}"#,
+        past.namespace
+    );
+    assert_eq!(past.found(&nobodys), BTreeSet::new());
     groups_by_denoiser(&past);
     log_lines(&past);
 }

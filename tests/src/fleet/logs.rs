@@ -18,7 +18,7 @@ impl Fleet {
             let role = role.trim_end_matches(|c: char| c == '-' || c.is_ascii_digit());
             let labels = [
                 ("service_name", format!("fresco-{role}")),
-                ("service_namespace", "e2e".to_owned()),
+                ("service_namespace", self.broker.prefix().to_string()),
             ];
             let labels = labels.map(|(label, value)| (label.to_owned(), value));
             let text = fs::read_to_string(&path).expect("a log is text");
