@@ -8,6 +8,7 @@ mod cancel;
 mod chaos;
 mod check_model;
 mod cluster;
+mod console;
 mod deadline;
 mod demo;
 mod fence;

@@ -40,6 +40,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         log_filter: cli.log_filter,
         log_format: LogFormat::Text,
         grace: Duration::ZERO,
+        tokio_console: None,
         traces: TraceArgs::default(),
     };
     let identity = Identity {

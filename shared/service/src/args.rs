@@ -150,6 +150,10 @@ pub struct ShellArgs {
     #[arg(long = "grace-s", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub grace: Duration,
 
+    /// Address for tokio-console, which shows the process's tasks to whoever reaches it; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    pub tokio_console: Option<SocketAddr>,
+
     /// Where spans go.
     #[command(flatten)]
     pub traces: TraceArgs,

@@ -19,12 +19,13 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use self::lines::WithTrace;
+use self::{console::Console, lines::WithTrace};
 use crate::{
     LogFormat, ShellArgs,
     exit::{Failure, chain},
 };
 
+mod console;
 mod export;
 pub mod filter;
 mod lines;
@@ -103,13 +104,21 @@ pub fn init(identity: &Identity, args: &ShellArgs) -> Result<TelemetryGuard, Fai
     let exports = args.traces.otlp_endpoint.is_some();
     let spans = span_layer(provider.tracer(identity.service))
         .with_filter(filter_fn(move |callsite| is_traced(callsite, exports)));
+    let console = args.tokio_console.map(Console::start).transpose();
+    let console = console
+        .map_err(|error| Failure::Unusable(format!("--tokio-console: {}", chain(&error))))?;
+    let console_address = console.as_ref().map(|console| console.address);
     // A filter each: who silences the log still wants whole traces.
     let started = tracing_subscriber::registry()
         .with(log_layer(args.log_format).with_filter(filter))
         .with(spans)
+        .with(console.map(Console::into_layer))
         .try_init();
     started.map_err(|error| unusable(error.to_string()))?;
     filter::keep(&args.log_filter, handle);
+    if let Some(address) = console_address {
+        tracing::info!(%address, "tokio-console listens");
+    }
     Ok(TelemetryGuard { provider })
 }
 

@@ -299,12 +299,12 @@ async fn give_back(site: &Site, watcher: &Bus, denoiser: &Bus) {
 
 #[tokio::test]
 async fn each_role_can_do_its_part_and_nothing_is_refused() {
-    play(&Site::start(), 1).await;
+    Box::pin(play(&Site::start(), 1)).await;
 }
 
 #[tokio::test]
 async fn each_role_can_do_its_part_on_a_cluster_of_three() {
-    play(&Site::cluster(), 3).await;
+    Box::pin(play(&Site::cluster(), 3)).await;
 }
 
 /// Every role's part, from the first request to the last dead letter.
