@@ -5,7 +5,7 @@
 #   OUT    folder for the results          target/bench
 #   SCALE  of all times of the stages      0.05
 #   ROUNDS requests of each client         10
-#   PARTS  some of: mixes plan dispatch    all
+#   PARTS  some of: mixes plan dispatch tracing    all
 #   UPDATE=1 puts the tables into docs/bench.md and README.md, and results and plot into docs/bench
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 out=${OUT:-target/bench}
 scale=${SCALE:-0.05}
 rounds=${ROUNDS:-10}
-parts=${PARTS:-mixes plan dispatch}
+parts=${PARTS:-mixes plan dispatch tracing}
 fresco=target/release/fresco
 commit=$(git describe --always --dirty)
 failed=
@@ -101,6 +101,19 @@ dispatch() {
     for clients in 1 4 16 64; do
         measured "$(printf dispatch-%02d "$clients")" --times infra/times/zero.json --denoisers 8 --ar-slots 64 --sizes 64x64 \
             --steps 1 --concurrency "$clients" --requests $((2000 + 100 * clients))
+    done
+}
+
+# The same where every job is traced and where none is, in turns: the machine is not the same from minute to minute.
+tracing() {
+    for turn in 1 2 3; do
+        for clients in 1 16; do
+            for traced in "" --traced; do
+                measured "$(printf 'tracing-%02d-%s%s' "$clients" "$turn" "$traced")" --times infra/times/zero.json \
+                    --denoisers 8 --ar-slots 64 --sizes 64x64 --steps 1 --concurrency "$clients" \
+                    --requests $((1500 + 200 * clients)) $traced
+            done
+        done
     done
 }
 

@@ -126,6 +126,13 @@ fn a_run_measures_its_own_fleet_and_leaves_nothing() {
     assert_eq!(roles, expected);
     assert!(number("/cpu_ms_per_request/denoiser") > 0.0);
 
+    let traced = bench(&format!(
+        "run --times {times} --out {out} --name traced --traced {fleet} --concurrency 2 --requests 10"
+    ));
+    assert!(traced.contains("batches of spans"), "{traced}");
+    let result = fs::read_to_string(path("out/traced.json")).unwrap();
+    assert!(result.contains("\"traced\": true"), "{result}");
+
     let report = bench(&format!("report {out} --plot {}", path("plot.svg")));
     assert!(
         report.contains("| 2 clients | 2 | 4 | 2 | continuous |"),

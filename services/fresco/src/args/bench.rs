@@ -106,6 +106,10 @@ pub struct BenchRunArgs {
     #[arg(long, value_enum, default_value_t = Admission::Continuous)]
     pub admission: Admission,
 
+    /// Send the spans of every job to a collector that only counts, for what tracing costs
+    #[arg(long, conflicts_with = "url")]
+    pub traced: bool,
+
     /// What is asked for
     #[command(flatten)]
     pub load: LoadArgs,

@@ -22,6 +22,14 @@ const STOP_MAX: Duration = Duration::from_secs(15);
 /// How often is looked whether it is ready: beside a start of seconds that is nothing.
 const POLL: Duration = Duration::from_millis(50);
 
+/// The flags of tracing, which every process of a fleet inherits; the first is the collector.
+const OTLP_VARIABLES: [&str; 4] = [
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "OTEL_TRACES_SAMPLER_ARG",
+    "FRESCO_OTLP_METRICS_S",
+];
+
 /// The AR-batcher's default at the table's own pace.
 const BATCH_DELAY_MS: f64 = 20.0;
 
@@ -40,8 +48,11 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Returns when it is ready.
-    pub(crate) async fn start(args: &BenchRunArgs) -> Result<Self, Failure> {
+    /// Returns when it is ready. Its processes send all their spans to `collector`, or to nobody.
+    pub(crate) async fn start(
+        args: &BenchRunArgs,
+        collector: Option<&str>,
+    ) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| Failure::failed(&error);
         let folder = TempDir::new().map_err(failed)?;
         let url_file = folder.path().join("url");
@@ -69,6 +80,13 @@ impl Fleet {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true);
+        // Nothing that somebody exported for fleets of his own.
+        for name in OTLP_VARIABLES {
+            command.env_remove(name);
+        }
+        if let Some(url) = collector {
+            command.env(OTLP_VARIABLES[0], url);
+        }
         let mut up = command.spawn().map_err(failed)?;
         let give_up_at = Instant::now() + START_MAX;
         loop {

@@ -25,7 +25,7 @@ pub(crate) enum Arrivals {
 }
 
 /// Requests and how they come. Times are those of the table.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) arrivals: Arrivals,
     /// Taken in turn.

@@ -3,6 +3,7 @@
 //! `load` says what comes, `client` asks for it, `summary` makes figures of the answers, `report` tables of the figures.
 
 mod client;
+mod collector;
 mod cpu;
 mod fleet;
 pub(crate) mod load;
@@ -19,6 +20,7 @@ use service::exit::Failure;
 
 use self::{
     client::{Asker, failures},
+    collector::Collector,
     fleet::Fleet,
     load::Load,
     origin::Origin,
@@ -42,6 +44,9 @@ pub(crate) struct Outcome {
     pub(crate) denoisers: usize,
     pub(crate) ar_slots: usize,
     pub(crate) time_scale: f64,
+    /// Every job sends its spans to a collector that counts.
+    #[serde(default)]
+    pub(crate) traced: bool,
     pub(crate) measured: Summary,
     /// What the simulation makes of the same load; none where nothing takes time.
     pub(crate) planned: Option<Summary>,
@@ -64,7 +69,7 @@ pub(crate) async fn run(command: BenchCommand) -> Result<(), Failure> {
         BenchCommand::Report(args) => report::run(&args),
         BenchCommand::Run(args) => {
             tokio::select! {
-                done = measure(&args) => done,
+                done = measure_traced(&args) => done,
                 // The fleet is dropped with what waits for it, and its folder too.
                 _ = tokio::signal::ctrl_c() => Err(Failure::Failed("interrupted".to_owned())),
             }
@@ -72,7 +77,27 @@ pub(crate) async fn run(command: BenchCommand) -> Result<(), Failure> {
     }
 }
 
-async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
+/// Measures with a collector beside, where one is wanted.
+async fn measure_traced(args: &BenchRunArgs) -> Result<(), Failure> {
+    if !args.traced {
+        return measure(args, None).await;
+    }
+    let collector = Collector::bind().await?;
+    let (url, batches) = (collector.url()?, collector.batches());
+    tokio::select! {
+        measured = measure(args, Some(&url)) => measured?,
+        () = collector.serve() => return Err(Failure::Failed("the collector has ended".to_owned())),
+    }
+    match batches.count() {
+        0 => Err(Failure::Failed("no spans came".to_owned())),
+        batches => {
+            terminal::say(format_args!("traced      {batches} batches of spans"));
+            Ok(())
+        }
+    }
+}
+
+async fn measure(args: &BenchRunArgs, collector: Option<&str>) -> Result<(), Failure> {
     let times = Times::read(&args.times, 1.0).map_err(|error| Failure::unusable(&error))?;
     let load = Load::new(&args.load).map_err(Failure::Unusable)?;
     let stages = Stages {
@@ -85,7 +110,7 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
 
     let own = match &args.url {
         Some(_) => None,
-        None => Some(Fleet::start(args).await?),
+        None => Some(Fleet::start(args, collector).await?),
     };
     let url = own.as_ref().map(|fleet| fleet.url.clone());
     let url = url.or_else(|| args.url.clone()).unwrap_or_default();
@@ -115,6 +140,7 @@ async fn measure(args: &BenchRunArgs) -> Result<(), Failure> {
         denoisers: stages.denoisers,
         ar_slots: stages.ar_slots,
         time_scale: args.time_scale,
+        traced: args.traced,
         cpu_ms_per_request: cpu::ms_per_request(&before, &after, measured.requests),
         measured,
         planned,

@@ -1,5 +1,7 @@
 //! Results as tables in Markdown. Pure but for reading the files.
 
+mod tracing;
+
 use std::{collections::BTreeSet, fs, path::Path};
 
 use service::exit::Failure;
@@ -18,12 +20,16 @@ pub(super) fn run(args: &BenchReportArgs) -> Result<(), Failure> {
     let (timed, untimed): (Vec<_>, Vec<_>) = outcomes
         .iter()
         .partition(|outcome| outcome.measured.bound_images_per_s.is_some());
+    let (of_tracing, of_dispatch): (Vec<_>, Vec<_>) = untimed
+        .iter()
+        .partition(|outcome| tracing::is_of_it(outcome, &untimed));
     origins(&outcomes).iter().for_each(terminal::say);
     for (title, lines) in [
         ("Throughput", throughput(&timed)),
         ("Continuous over batched", ratios(&timed)),
         ("Plan", plans(&timed)),
-        ("Dispatch", dispatch(&untimed)),
+        ("Dispatch", dispatch(&of_dispatch)),
+        ("Tracing", tracing::costs(&of_tracing)),
         ("Processor time", cpu(&outcomes)),
     ] {
         terminal::say(format_args!("\n### {title}\n"));
@@ -263,7 +269,7 @@ fn cpu(outcomes: &[Outcome]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
@@ -273,7 +279,11 @@ mod tests {
         summary::{Spread, Summary},
     };
 
-    fn outcome(flags: &str, admission: &str, images_per_s: f64) -> Outcome {
+    pub(in crate::bench::report) fn outcome(
+        flags: &str,
+        admission: &str,
+        images_per_s: f64,
+    ) -> Outcome {
         let measured = Summary {
             window_s: 100.0,
             requests: 100,
@@ -310,6 +320,7 @@ mod tests {
             denoisers: 14,
             ar_slots: 56,
             time_scale: 1.0,
+            traced: false,
             measured,
             planned: Some(planned),
             cpu_ms_per_request: BTreeMap::new(),
