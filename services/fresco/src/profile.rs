@@ -7,7 +7,7 @@ use reqwest::{Client, StatusCode, header::AUTHORIZATION};
 use serde_json::json;
 use service::{
     exit::Failure,
-    profile::{Operator, Report, Wish},
+    profile::{CAPTURE_TIME_MAX, Operator, Report, Wish},
 };
 
 use crate::{args::ProfileArgs, nats, table, terminal};
@@ -19,7 +19,7 @@ const HEAD: [&str; 6] = [
 /// A worker in the same cluster answers a connect in well under a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For the answer to come after the worker's own limit.
+/// For the answer to come after the worker's own limits.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Most bytes of an answer: libtorch has a few thousand operators, of which a model calls some dozens.
@@ -76,7 +76,7 @@ async fn ask(address: SocketAddr, args: &ProfileArgs, name: &str) -> Result<Repo
     let client = Client::builder()
         .no_proxy()
         .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(Duration::from_secs(wait_s.into()) + MARGIN)
+        .timeout(Duration::from_secs(wait_s.into()) + CAPTURE_TIME_MAX + MARGIN)
         .build();
     let url = format!("http://{address}/profile?steps={steps}&wait_s={wait_s}");
     let request = client

@@ -78,7 +78,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STEPS_MAX)))]
     pub steps: u32,
 
-    /// Seconds to wait for a job to come and to make them
+    /// Seconds to wait for a job that makes them; they may take longer, 600 s at most
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(WAIT_S_MAX)))]
     pub wait_s: u32,
 
