@@ -12,14 +12,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
-use warp::{
-    Filter, Reply,
-    filters::BoxedFilter,
-    http::{HeaderMap, StatusCode},
-    reply::Response,
-};
+use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode, reply::Response};
 
-use crate::AdminKey;
+use crate::{
+    AdminKey,
+    health::keyed::{NoKey, keyed},
+};
 
 /// Steps of one capture: more say the same, and a recorded step is slower than others.
 pub const STEPS_MAX: u32 = 16;
@@ -87,8 +85,6 @@ struct Waiting {
 /// Why there is no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
-    #[error("the admin key is needed")]
-    NoKey,
     #[error("the query must be steps=COUNT&wait_s=SECONDS and nothing else")]
     Unreadable,
     #[error("{field} must be from 1 to {max}")]
@@ -112,7 +108,6 @@ enum Refusal {
 impl Refusal {
     const fn status(&self) -> StatusCode {
         match self {
-            Self::NoKey => StatusCode::UNAUTHORIZED,
             Self::Unreadable | Self::OutOfRange { .. } => StatusCode::BAD_REQUEST,
             Self::NoOperators => StatusCode::NOT_IMPLEMENTED,
             Self::Busy => StatusCode::CONFLICT,
@@ -279,24 +274,20 @@ pub(crate) fn routes(
     key: Option<AdminKey>,
     stop: CancellationToken,
 ) -> BoxedFilter<(Response,)> {
-    let there_is = warp::any().and_then(move || {
-        let key = key.clone();
-        async move { key.ok_or_else(warp::reject::not_found) }
-    });
     let wish = warp::query::<Wish>().map(Ok);
     let no_wish = warp::any().map(|| Err(Refusal::Unreadable));
     warp::path!("profile")
-        .and(there_is)
         .and(warp::post())
-        .and(warp::header::headers_cloned())
+        .and(keyed(key))
         .and(wish.or(no_wish).unify())
-        .then(move |key: AdminKey, headers: HeaderMap, wish| {
-            let wish = if key.is_in(&headers) {
-                wish
-            } else {
-                Err(Refusal::NoKey)
-            };
-            answer(profiles.clone(), wish, stop.clone())
+        .then(move |admitted: Result<(), NoKey>, wish| {
+            let (profiles, stop) = (profiles.clone(), stop.clone());
+            async move {
+                match admitted {
+                    Ok(()) => answer(profiles, wish, stop).await,
+                    Err(no_key) => no_key.into_response(),
+                }
+            }
         })
         .boxed()
 }
