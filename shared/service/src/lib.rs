@@ -19,6 +19,7 @@ mod replay_args;
 mod shutdown;
 pub mod telemetry;
 mod trace_args;
+mod unshown;
 
 pub use admin_key::{AdminKey, AdminKeyError};
 pub use args::{
@@ -31,3 +32,4 @@ pub use model_args::ModelArgs;
 pub use replay_args::ReplayArgs;
 pub use shutdown::Shutdown;
 pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};
+pub use unshown::{Unshown, unshown};
