@@ -8,6 +8,7 @@ pub mod bearer;
 pub mod clock;
 mod device_thread;
 pub mod exit;
+pub mod file_error;
 pub mod health;
 pub mod host;
 pub mod metrics;

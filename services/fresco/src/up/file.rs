@@ -12,7 +12,12 @@ use std::{
 
 use protocol::Prefix;
 use serde::Deserialize;
-use service::{Admission, address::PublicUrl, exit::Failure};
+use service::{
+    Admission,
+    address::PublicUrl,
+    exit::Failure,
+    file_error::{Place, without_values},
+};
 
 use super::{
     fleet::AR_BATCHER,
@@ -170,7 +175,11 @@ pub(crate) fn read(path: &Path, args: &UpArgs) -> Result<(UpArgs, Site), Failure
 }
 
 fn parse(text: &str, folder: &Path, args: &UpArgs) -> Result<(UpArgs, Site), String> {
-    let file: FleetFile = toml::from_str(text).map_err(|error| error.to_string())?;
+    let file: FleetFile = toml::from_str(text).map_err(|error| {
+        // Its own text shows the line, which may be a broker's with its password.
+        let place = Place::of(text, error.span().map_or(0, |span| span.start));
+        format!("{place}: {}", without_values(error.message()))
+    })?;
     check(&file)?;
     if args.nats_server.is_some() && !file.broker.urls.is_empty() {
         return Err("--nats-server starts a broker, and `broker.urls` has some".to_owned());

@@ -146,8 +146,16 @@ const MISTAKES: &[(&str, &str, &str)] = &[
         "devices = [2, 3]\n[broker]\nreplicas = 2",
         "broker.replicas",
     ),
-    ("devices = [2, 3]", "devices = [2, 3]\ncolour = 1", "colour"),
-    ("engine = \"replay\"", "engine = \"torch\"", "torch"),
+    (
+        "devices = [2, 3]",
+        "devices = [2, 3]\ncolour = 1",
+        "line 10, column 1: unknown field, expected `devices`",
+    ),
+    (
+        "engine = \"replay\"",
+        "engine = \"torch\"",
+        "line 2, column 10: unknown variant, expected one of `native`",
+    ),
     ("engine = \"replay\"", "engine = \"native\"", "times"),
     (
         "engine = \"replay\"",
@@ -197,6 +205,24 @@ fn a_mistake_is_told_by_its_name() {
             error.as_ref().is_some_and(|error| error.contains(name)),
             "{wrong}: {error:?}"
         );
+    }
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_not_shown() {
+    for broker in [
+        "urls = [\"nats://u:secret@h\"",
+        "urls = nats://u:secret@h",
+        "urls = \"nats://u:secret@h\"",
+        "urls = [[\"nats://u:secret@h\"]]",
+        "url = \"nats://u:secret@h\"",
+        "\"nats://u:secret@h\" = 1",
+        "replicas = \"nats://u:secret@h\"",
+    ] {
+        let text = format!("{RIGHT}[broker]\n{broker}\n");
+        let error = parse(&text, Path::new(""), &args()).expect_err(broker);
+        assert!(!error.contains("secret"), "{error}");
+        assert!(error.starts_with("line 1"), "{error}");
     }
 }
 
