@@ -1,6 +1,6 @@
 //! What an operator can ask of a running deployment.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{
     Args, Subcommand,
@@ -13,7 +13,7 @@ use protocol::{
     topology::TopologyOptions,
 };
 use service::{
-    AdminKey, BusArgs,
+    AdminKey, BusArgs, address,
     profile::{STEPS_MAX, WAIT_S_MAX, Wish},
     without_credentials,
 };
@@ -73,6 +73,17 @@ pub struct ProfileArgs {
         value_parser = PathBufValueParser::new().try_map(|file| AdminKey::read(&file))
     )]
     pub admin_key: AdminKey,
+
+    /// IP address of a machine whose workers the key may be sent to; repeat it for several. Without it only to those of this one
+    // Where a worker is says whoever may write on the broker: who knows which machines are theirs is the operator.
+    #[arg(
+        long = "worker-host",
+        env = "FRESCO_WORKER_HOSTS",
+        value_name = "IP",
+        value_delimiter = ',',
+        value_parser = address::callable
+    )]
+    pub worker_hosts: Vec<IpAddr>,
 
     /// Steps to record, one after the other
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STEPS_MAX)))]
