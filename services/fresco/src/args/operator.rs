@@ -8,7 +8,7 @@ use clap::{
 };
 use messaging::Wanted;
 use protocol::{
-    JobId, OutputId, WorkerId,
+    JobId, OutputId, Tenant, WorkerId,
     limits::{ACK_WAIT, RESULT_TTL},
     topology::TopologyOptions,
 };
@@ -139,6 +139,9 @@ pub enum DeadCommand {
         /// Which
         #[command(flatten)]
         which: WhichDead,
+        /// Whose the new job is where the record of the first, kept for 24 h, does not say any more [default: nobody's]
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<Tenant>,
         /// Who answers for the new job
         #[command(flatten)]
         gateway: GatewayArgs,
