@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::{Args, Parser as _};
-use protocol::Prefix;
+use protocol::{Prefix, limits::AR_SLOTS_MAX};
 use service::{Admission, ReplayArgs};
 
 use super::{Cli, Command, TimesArgs};
@@ -121,7 +121,7 @@ pub struct UpArgs {
     pub admission: Option<Admission>,
 
     /// Most outputs in flight on the AR engine [default: the AR-batcher's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(AR_SLOTS_MAX)))]
     pub ar_slots_max: Option<u16>,
 
     /// How long a batch waits for company under batched admission, in milliseconds [default: the AR-batcher's]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use protocol::Prefix;
+use protocol::{Prefix, limits::AR_SLOTS_MAX};
 use serde::Deserialize;
 use service::{
     Admission,
@@ -288,7 +288,7 @@ fn check_numbers(file: &FleetFile) -> Result<(), String> {
     for (name, value, range) in [
         ("broker.ack_wait_s", broker.ack_wait_s, 1..=3600),
         ("broker.result_ttl_s", broker.result_ttl_s, 1..=DAY_S),
-        ("ar.slots_max", slots_max, 1..=128),
+        ("ar.slots_max", slots_max, 1..=AR_SLOTS_MAX.into()),
         (
             "start.loading_max",
             loading_max,
