@@ -100,6 +100,9 @@ struct Ar {
     srt_urls: Vec<String>,
     slots_max: Option<u16>,
     admission: Option<AdmissionName>,
+    delay_ms: Option<u64>,
+    #[serde(default)]
+    no_prior_cache: bool,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -256,6 +259,8 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
         AdmissionName::Continuous => Admission::Continuous,
         AdmissionName::Batched => Admission::Batched,
     });
+    args.ar_delay_ms = file.ar.delay_ms;
+    args.no_prior_cache = file.ar.no_prior_cache;
     args.denoisers = count;
     args.listen = file.gateway.listen;
     args.nats_urls = file.broker.urls;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use protocol::limits::AR_SLOTS_MAX;
+use protocol::limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX};
 use service::address::PublicUrl;
 
 use super::{Broker, DENOISERS_MAX, EngineName, FleetFile};
@@ -107,6 +107,7 @@ fn check_numbers(file: &FleetFile) -> Result<(), String> {
         ("broker.ack_wait_s", broker.ack_wait_s, 1..=3600),
         ("broker.result_ttl_s", broker.result_ttl_s, 1..=DAY_S),
         ("ar.slots_max", slots_max, 1..=AR_SLOTS_MAX.into()),
+        ("ar.delay_ms", file.ar.delay_ms, 0..=AR_DELAY_MS_MAX),
         (
             "start.loading_max",
             loading_max,
