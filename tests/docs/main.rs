@@ -276,3 +276,16 @@ async fn an_ar_stage_over_http_is_tried_as_the_page_on_srt_says() {
 fn the_reference_of_flags_is_what_the_programs_take() {
     reference::check();
 }
+
+#[test]
+fn a_url_with_a_password_is_shown_by_no_program() {
+    let said = reference::said_of_secret_urls();
+    for (command, output) in &said {
+        for text in [&output.stdout, &output.stderr] {
+            let text = String::from_utf8_lossy(text);
+            assert!(!text.contains("se-cret"), "{command}\n{text}");
+        }
+    }
+    let refused = said.iter().filter(|(_, output)| !output.status.success());
+    assert!(refused.count() > 5, "of {} command lines", said.len());
+}

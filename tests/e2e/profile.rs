@@ -221,4 +221,5 @@ async fn what_cannot_be_profiled_says_why() {
     let url = format!("{route}?steps=1&wait_s=1");
     let stranger = Client::new().post(url).send().await.unwrap();
     assert_eq!(stranger.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(stranger.headers()["www-authenticate"], "Bearer");
 }

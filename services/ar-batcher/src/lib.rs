@@ -23,7 +23,10 @@ use clap::{CommandFactory, error::ErrorKind};
 use futures::future::try_join_all;
 use messaging::{Access, HELD_MAX, Joining, Membership, ProvisionError};
 use model::{Checkpoint, PriorModel};
-use protocol::{Role, WorkerId};
+use protocol::{
+    Role, WorkerId,
+    limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX},
+};
 use service::{
     Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure,
@@ -41,10 +44,7 @@ use crate::{
     srt::{SrtArgs, SrtEngine},
 };
 
-/// Most rows in flight on one engine: as many requests for one output each wait meanwhile, and the queue lets one
-/// batcher hold no more.
-const SLOTS_MAX: i64 = 128;
-const _: () = assert!(SLOTS_MAX as usize * 2 <= HELD_MAX);
+const _: () = assert!(AR_SLOTS_MAX as usize * 2 <= HELD_MAX);
 
 /// Who writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -81,10 +81,10 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub admission: Option<Admission>,
     /// Most outputs in flight on one engine; a request for n outputs takes n slots
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SLOTS_MAX))]
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=i64::from(AR_SLOTS_MAX)))]
     pub slots_max: u16,
     /// Milliseconds that an output waits for others of its size while an engine is idle, under batched admission
-    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=AR_DELAY_MS_MAX))]
     pub batch_delay_ms: u64,
     /// Outputs at the denoise stage beyond which no more rows start [default: 3 for each denoiser]
     #[arg(long, value_name = "OUTPUTS", value_parser = clap::value_parser!(u64).range(1..))]

@@ -268,6 +268,8 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
+    use protocol::limits::AR_SLOTS_MAX;
+
     use super::*;
 
     #[test]
@@ -298,6 +300,22 @@ mod tests {
             ("--engine replay --times t --dtype bf16", false),
         ] {
             assert_eq!(up(flags), allowed, "{flags}");
+        }
+    }
+
+    #[test]
+    fn an_engine_has_as_many_slots_wherever_they_are_asked_for() {
+        for flags in [
+            "bench run --times t --rate 1 --ar-slots",
+            "plan --times t --rate 1 --slo-p99-s 1 --ar-slots",
+            "up --model m --ar-slots-max",
+        ] {
+            let takes = |slots: u16| {
+                let line = format!("fresco {flags} {slots}");
+                Cli::try_parse_from(line.split_whitespace()).is_ok()
+            };
+            let taken = [0, 1, AR_SLOTS_MAX, AR_SLOTS_MAX + 1].map(takes);
+            assert_eq!(taken, [false, true, true, false], "{flags}");
         }
     }
 

@@ -2,8 +2,8 @@
 
 use messaging::{Bus, BusError};
 use protocol::{
-    Attempt, AttemptOutcome, DeadLetter, DeadMessage, JobError, JobId, OutputId, PriorityClass,
-    UnixMillis,
+    Attempt, AttemptOutcome, DeadLetter, DeadMessage, JobError, JobId, JobRecord, OutputId,
+    PriorityClass, Tenant, UnixMillis,
 };
 use serde_json::json;
 use service::{clock, exit::Failure};
@@ -49,12 +49,13 @@ pub(crate) async fn run(command: DeadCommand) -> Result<(), Failure> {
         DeadCommand::Replay {
             bus: args,
             which,
+            tenant,
             gateway,
         } => {
             let gateway = Gateway::of(&gateway)?;
             let bus = nats::connect(&args).await?;
             for letter in chosen(&bus, &which).await? {
-                let job = replay(&bus, &letter).await?;
+                let job = replay(&bus, &letter, tenant.as_ref()).await?;
                 terminal::say(format_args!(
                     "{} is queued again as job {job}: {}",
                     letter.output,
@@ -98,13 +99,12 @@ async fn chosen(bus: &Bus, which: &WhichDead) -> Result<Vec<DeadLetter>, Failure
 
 /// The record first, so that a gateway can answer for the job; the letter goes last: a replay that breaks off can be
 /// made again.
-async fn replay(bus: &Bus, letter: &DeadLetter) -> Result<JobId, Failure> {
+async fn replay(bus: &Bus, letter: &DeadLetter, tenant: Option<&Tenant>) -> Result<JobId, Failure> {
     let job = JobId::generate();
     let mut revival = letter.revive(job, clock::unix_millis());
-    // Whose it was, its record says, for as long as there is one.
     let record = bus.job(letter.output.job).await;
     let record = record.map_err(|error| failed(&error))?;
-    revival.record.tenant = record.and_then(|record| record.tenant);
+    revival.record.tenant = owner(letter.output, record, tenant)?;
     bus.create_job(&revival.record)
         .await
         .map_err(|error| Failure::failed(&error))?;
@@ -119,6 +119,24 @@ async fn replay(bus: &Bus, letter: &DeadLetter) -> Result<JobId, Failure> {
         .await
         .map_err(|error| failed(&error))?;
     Ok(job)
+}
+
+/// Whose `output` is: that says the record of its job for as long as there is one, and then the operator.
+fn owner(
+    output: OutputId,
+    record: Option<JobRecord>,
+    named: Option<&Tenant>,
+) -> Result<Option<Tenant>, Failure> {
+    let Some(JobRecord { tenant, .. }) = record else {
+        return Ok(named.cloned());
+    };
+    if named.is_some() && named != tenant.as_ref() {
+        let whose = tenant.as_ref().map_or("nobody", Tenant::as_str);
+        return Err(Failure::Unusable(format!(
+            "--tenant: the record of {output} says whose it is: {whose}'s"
+        )));
+    }
+    Ok(tenant)
 }
 
 fn report(letters: &[DeadLetter]) -> serde_json::Value {

@@ -1,13 +1,16 @@
 //! `fresco profile`: in which operators a worker's next steps spend their time, by asking the worker itself.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use protocol::{Role, WorkerPresence};
 use reqwest::{Client, StatusCode, header::AUTHORIZATION};
 use serde_json::json;
 use service::{
     exit::Failure,
-    profile::{Operator, Report, Wish},
+    profile::{CAPTURE_TIME_MAX, Operator, Report, Wish},
 };
 
 use crate::{args::ProfileArgs, nats, table, terminal};
@@ -19,7 +22,7 @@ const HEAD: [&str; 6] = [
 /// A worker in the same cluster answers a connect in well under a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For the answer to come after the worker's own limit.
+/// For the answer to come after the worker's own limits.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Most bytes of an answer: libtorch has a few thousand operators, of which a model calls some dozens.
@@ -34,7 +37,8 @@ pub(crate) async fn run(args: ProfileArgs) -> Result<(), Failure> {
     let name = args.worker.to_string();
     let worker = workers.iter().find(|worker| worker.worker == args.worker);
     let worker = worker.ok_or_else(|| unknown(&name, &workers))?;
-    let report = ask(address(worker)?, &args, &name).await?;
+    let address = address(worker, &args.worker_hosts, &service::host::name())?;
+    let report = ask(address, &args, &name).await?;
     if args.json {
         terminal::say(json!({ "worker": name, "device": worker.device, "report": report }));
     } else {
@@ -57,14 +61,27 @@ fn unknown(name: &str, workers: &[WorkerPresence]) -> Failure {
     ))
 }
 
-fn address(worker: &WorkerPresence) -> Result<SocketAddr, Failure> {
+/// Where `worker` is asked by who is at the machine `here`. Whoever may write on the broker says where that is, and gets
+/// what is sent there, the admin key first: so no other machine is believed than the operator names.
+fn address(worker: &WorkerPresence, hosts: &[IpAddr], here: &str) -> Result<SocketAddr, Failure> {
     let name = &worker.worker;
     if worker.role == Role::Gateway {
         let text = format!("{name} is a gateway: it has no engine to look into");
         return Err(Failure::Unusable(text));
     }
     let missing = || Failure::Failed(format!("{name} has not said where it can be asked"));
-    worker.health_address.ok_or_else(missing)
+    let address = worker.health_address.ok_or_else(missing)?;
+    let ip = address.ip().to_canonical();
+    let is_named = hosts.iter().any(|host| host.to_canonical() == ip);
+    // Loopback of another machine is somebody else's here.
+    if is_named || (ip.is_loopback() && worker.host == here) {
+        return Ok(address);
+    }
+    let host = &worker.host;
+    Err(Failure::Unusable(format!(
+        "{name} says that it is on {host} and asked at {address}, which the admin key is not sent to on its word: give \
+         --worker-host {ip} if that is where you ask your workers"
+    )))
 }
 
 async fn ask(address: SocketAddr, args: &ProfileArgs, name: &str) -> Result<Report, Failure> {
@@ -76,7 +93,7 @@ async fn ask(address: SocketAddr, args: &ProfileArgs, name: &str) -> Result<Repo
     let client = Client::builder()
         .no_proxy()
         .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(Duration::from_secs(wait_s.into()) + MARGIN)
+        .timeout(Duration::from_secs(wait_s.into()) + CAPTURE_TIME_MAX + MARGIN)
         .build();
     let url = format!("http://{address}/profile?steps={steps}&wait_s={wait_s}");
     let request = client
@@ -225,8 +242,33 @@ mod tests {
             "{missing}"
         );
         for (worker, reason) in workers.iter().zip(["is a gateway", "has not said where"]) {
-            let refused = address(worker).map_err(said).expect_err("neither can");
+            let refused = address(worker, &[], "here").map_err(said);
+            let refused = refused.expect_err("neither can");
             assert!(refused.contains(reason), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_key_goes_to_this_machine_and_to_those_that_the_operator_names() {
+        let named = ["10.0.0.5", "fd00::5"].map(|host| host.parse().expect("an address"));
+        for (address, host, hosts, goes) in [
+            ("127.0.0.1:9100", "here", &[][..], true),
+            ("[::ffff:127.0.0.1]:9100", "here", &[], true),
+            ("[::1]:9100", "here", &[], true),
+            ("127.0.0.1:9100", "there", &[], false),
+            ("10.0.0.5:9100", "here", &[], false),
+            ("10.0.0.5:9100", "there", &named, true),
+            ("[::ffff:10.0.0.5]:9100", "there", &named, true),
+            ("[fd00::5]:9100", "there", &named, true),
+            ("10.0.0.6:9100", "there", &named, false),
+        ] {
+            let worker = WorkerPresence {
+                host: host.to_owned(),
+                health_address: Some(address.parse().expect("an address")),
+                ..worker("d-1", Role::Denoiser)
+            };
+            let allowed = super::address(&worker, hosts, "here");
+            assert_eq!(allowed.is_ok(), goes, "{address} on {host}");
         }
     }
 }

@@ -162,6 +162,46 @@ async fn all_the_dead_are_replayed_or_dropped_at_once() {
 }
 
 #[tokio::test]
+async fn what_is_replayed_stays_its_tenants_also_when_its_record_is_gone() {
+    let site = Site::start().await;
+    let replayed = async |job: u128, flags: &str| {
+        let output = denoise_job(job).output;
+        let told = site
+            .fresco(&format!("dead replay {output} {flags}"))
+            .await?;
+        let job: JobId = told.trim().rsplit('/').next().unwrap().parse().unwrap();
+        let record = site.bus.job(job).await.unwrap().unwrap();
+        Ok::<_, (Option<i32>, String)>(record.tenant.map(|tenant| tenant.to_string()))
+    };
+    let keep = async |letter: &DeadLetter| {
+        let mut record = letter.revive(letter.output.job, 0).record;
+        record.tenant = "studio".parse().ok();
+        site.bus.create_job(&record).await.unwrap();
+    };
+    let studio = Ok(Some("studio".to_owned()));
+    for (job, kept, flags, wanted) in [
+        (1, false, "", Ok(None)),
+        (2, false, "--tenant studio", studio.clone()),
+        (3, true, "", studio.clone()),
+        (4, true, "--tenant studio", studio),
+    ] {
+        let letter = site.bury(job).await;
+        if kept {
+            keep(&letter).await;
+        }
+        assert_eq!(replayed(job, flags).await, wanted, "{job} {flags}");
+    }
+    let letter = site.bury(5).await;
+    keep(&letter).await;
+    let (code, told) = replayed(5, "--tenant press").await.unwrap_err();
+    assert!(
+        code == Some(2) && told.contains("studio"),
+        "{code:?} {told}"
+    );
+    assert_eq!(site.bus.dead_letters().await.unwrap(), [letter]);
+}
+
+#[tokio::test]
 async fn an_output_that_is_not_dead_is_told() {
     let site = Site::start().await;
     let output = denoise_job(1).output;

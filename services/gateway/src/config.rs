@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use protocol::limits::JOB_AGE_MAX;
-use service::{BusArgs, ShellArgs, address::PublicUrl, some_seconds};
+use service::{BusArgs, ShellArgs, address::PublicUrl, some_seconds, unshown};
 
 use crate::tenants::Tenants;
 
@@ -27,7 +27,7 @@ pub struct Config {
     pub listen_file: Option<PathBuf>,
 
     /// Start of the picture addresses in answers, for example `https://images.example.com`; by default what the client called
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = unshown::<PublicUrl>())]
     pub public_url: Option<PublicUrl>,
 
     /// File that names the clients and the hashes of their keys, see docs/tenants.md; without, all are one and bring no key

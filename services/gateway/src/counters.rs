@@ -13,7 +13,7 @@ use service::metrics::{
 };
 
 use crate::{
-    spent::{RUNS, SIZE_CLASSES, Spent, WAITS, size_class},
+    spent::{RUNS, SIZE_CLASSES, Spent, WAITS, on_device, size_class},
     tenant_counters::TenantCounters,
     tenants::Tenants,
 };
@@ -192,7 +192,7 @@ mod tests {
         counters.output_ended(ending, spent.as_ref(), total);
         let tenant = counters.tenants.of(tenants.choose(rng).unwrap().as_ref());
         tenant.queued(1);
-        tenant.output_ended(ending, spent.as_ref());
+        tenant.output_ended(ending, spent.as_ref(), on_device(&timings));
         tenant.job_ended(ending);
         tenant.rejected();
         let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;

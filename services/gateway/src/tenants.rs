@@ -11,7 +11,10 @@ use std::{
 
 use protocol::{ErrorCode, JobRecord, Tenant};
 use serde::Deserialize;
-use service::bearer;
+use service::{
+    bearer,
+    file_error::{Place, without_values},
+};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use toml::Spanned;
@@ -38,10 +41,10 @@ pub enum TenantsError {
     #[error("is larger than {FILE_BYTES_MAX} bytes")]
     TooLarge,
     /// What a line says cannot be meant. Never quotes it: it may be a key.
-    #[error("line {line}: {text}")]
+    #[error("{place}: {text}")]
     Line {
-        /// Counted from 1.
-        line: usize,
+        /// Where it begins.
+        place: Place,
         /// What is wrong with it.
         text: String,
     },
@@ -158,19 +161,13 @@ impl fmt::Debug for Tenants {
 
 fn parse(text: &str) -> Result<Tenants, TenantsError> {
     let at = |offset: usize, wrong: String| TenantsError::Line {
-        line: 1 + text
-            .bytes()
-            .take(offset)
-            .filter(|byte| *byte == b'\n')
-            .count(),
+        place: Place::of(text, offset),
         text: wrong,
     };
     let file: TenantsFile = toml::from_str(text).map_err(|error| {
-        // Its own text shows the line.
-        at(
-            error.span().map_or(0, |span| span.start),
-            error.message().to_owned(),
-        )
+        // Its own text shows the line, and its message what a value is.
+        let offset = error.span().map_or(0, |span| span.start);
+        at(offset, without_values(error.message()))
     })?;
     let (mut known, mut names, mut keys) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     for Entry { name, key_sha256 } in file.tenant {
@@ -310,6 +307,21 @@ mod tests {
             ),
             ("tenants = 3\n".to_owned(), Some(1), "unknown field"),
             (format!("[[tenant]]\nname = {secret}\n"), Some(2), ""),
+            (
+                format!("tenant = \"{secret}\"\n"),
+                Some(1),
+                "invalid type: string, expected",
+            ),
+            (
+                format!("[[tenant]]\n\"{secret}\" = \"studio\"\n"),
+                Some(2),
+                "unknown field, expected `name` or `key_sha256`",
+            ),
+            (
+                format!("[[tenant]]\nname = [\"{secret}\"]\n"),
+                Some(2),
+                "column 8",
+            ),
             ("# nobody\n".to_owned(), None, "no tenant"),
         ];
         for (text, line, wanted) in table {
@@ -318,7 +330,7 @@ mod tests {
             assert!(shown.contains(wanted), "{shown}");
             assert!(!shown.contains("live"), "{shown}");
             let at = match error {
-                TenantsError::Line { line, .. } => Some(line),
+                TenantsError::Line { place, .. } => Some(place.line),
                 _ => None,
             };
             assert_eq!(at, line, "{shown}");

@@ -64,6 +64,13 @@ pub const PRESENCE_PERIOD: Duration = Duration::from_secs(5);
 /// choice).
 pub const ATTEMPTS_MAX: u32 = 3;
 
+/// Most outputs in flight on one AR engine: as many requests for one output each wait meanwhile, and the queue lets one
+/// AR-batcher hold no more than twice as many.
+pub const AR_SLOTS_MAX: u16 = 128;
+
+/// Longest that a batch may wait for company, in milliseconds: a tenth of what a job may take by default.
+pub const AR_DELAY_MS_MAX: u64 = 60_000;
+
 /// How long a dead letter is kept.
 pub const DEAD_LETTER_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 

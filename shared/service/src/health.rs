@@ -1,5 +1,6 @@
 //! `/livez`, `/readyz`, `/metrics`, `/logfilter` and `/profile` of a process.
 
+pub(crate) mod keyed;
 mod log_filter;
 
 use std::net::SocketAddr;

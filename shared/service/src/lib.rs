@@ -8,6 +8,7 @@ pub mod bearer;
 pub mod clock;
 mod device_thread;
 pub mod exit;
+pub mod file_error;
 pub mod health;
 pub mod host;
 pub mod metrics;
@@ -19,6 +20,7 @@ mod replay_args;
 mod shutdown;
 pub mod telemetry;
 mod trace_args;
+mod unshown;
 
 pub use admin_key::{AdminKey, AdminKeyError};
 pub use args::{
@@ -31,3 +33,4 @@ pub use model_args::ModelArgs;
 pub use replay_args::ReplayArgs;
 pub use shutdown::Shutdown;
 pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};
+pub use unshown::{Unshown, unshown};

@@ -12,14 +12,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
-use warp::{
-    Filter, Reply,
-    filters::BoxedFilter,
-    http::{HeaderMap, StatusCode},
-    reply::Response,
-};
+use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode, reply::Response};
 
-use crate::AdminKey;
+use crate::{
+    AdminKey,
+    health::keyed::{NoKey, keyed},
+};
 
 /// Steps of one capture: more say the same, and a recorded step is slower than others.
 pub const STEPS_MAX: u32 = 16;
@@ -27,13 +25,17 @@ pub const STEPS_MAX: u32 = 16;
 /// How long a client may wait for a job to come.
 pub const WAIT_S_MAX: u32 = 600;
 
+/// How long a capture may take once its first step has begun: its steps are one job's, and a job may take as long by
+/// default.
+pub const CAPTURE_TIME_MAX: Duration = Duration::from_secs(600);
+
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wish {
     /// How many steps, one after the other, of one job: fewer where it ends before.
     pub steps: u32,
-    /// How long to wait for them, in seconds.
+    /// How long to wait for the first of them to begin, in seconds.
     pub wait_s: u32,
 }
 
@@ -76,14 +78,13 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     steps: u32,
+    found: oneshot::Sender<()>,
     answer: oneshot::Sender<Report>,
 }
 
 /// Why there is no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
-    #[error("the admin key is needed")]
-    NoKey,
     #[error("the query must be steps=COUNT&wait_s=SECONDS and nothing else")]
     Unreadable,
     #[error("{field} must be from 1 to {max}")]
@@ -94,8 +95,10 @@ enum Refusal {
     NoOperators,
     #[error("another capture is going on: one at a time")]
     Busy,
-    #[error("no {steps} was done within {wait_s} s: a worker without a job has nothing to show")]
+    #[error("no {steps} began within {wait_s} s: a worker without a job has nothing to show")]
     TooLate { steps: &'static str, wait_s: u32 },
+    #[error("the {steps}s were not done within {} s: ask for fewer", CAPTURE_TIME_MAX.as_secs())]
+    TooLong { steps: &'static str },
     #[error("the job ended before its {steps} did: ask again")]
     Interrupted { steps: &'static str },
     #[error("the process stops")]
@@ -105,11 +108,10 @@ enum Refusal {
 impl Refusal {
     const fn status(&self) -> StatusCode {
         match self {
-            Self::NoKey => StatusCode::UNAUTHORIZED,
             Self::Unreadable | Self::OutOfRange { .. } => StatusCode::BAD_REQUEST,
             Self::NoOperators => StatusCode::NOT_IMPLEMENTED,
             Self::Busy => StatusCode::CONFLICT,
-            Self::TooLate { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::TooLate { .. } | Self::TooLong { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Interrupted { .. } | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -130,18 +132,25 @@ impl Profiles {
                 return Err(Refusal::OutOfRange { field, max });
             }
         }
+        let (found, begun) = oneshot::channel();
         let (answer, answered) = oneshot::channel();
-        let asking = Asking::begin(self, wish.steps, answer)?;
+        let waiting = Waiting {
+            steps: wish.steps,
+            found,
+            answer,
+        };
+        let asking = Asking::begin(self, waiting)?;
         let (steps, wait_s) = (asking.steps, wish.wait_s);
-        match timeout(Duration::from_secs(wait_s.into()), answered).await {
+        let waited = timeout(Duration::from_secs(wait_s.into()), begun).await;
+        // One that is found in the same moment is not to be taken back.
+        if waited.is_err() && self.lock().wish.take().is_some() {
+            return Err(Refusal::TooLate { steps, wait_s });
+        }
+        match timeout(CAPTURE_TIME_MAX, answered).await {
             Ok(Ok(report)) => Ok(report),
             Ok(Err(_)) => Err(Refusal::Interrupted { steps }),
-            Err(_) => Err(Refusal::TooLate { steps, wait_s }),
+            Err(_) => Err(Refusal::TooLong { steps }),
         }
-    }
-
-    fn take(&self) -> Option<Waiting> {
-        self.lock().wish.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -156,22 +165,14 @@ struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    fn begin(
-        profiles: &'a Profiles,
-        steps: u32,
-        answer: oneshot::Sender<Report>,
-    ) -> Result<Self, Refusal> {
+    fn begin(profiles: &'a Profiles, waiting: Waiting) -> Result<Self, Refusal> {
         let mut state = profiles.lock();
-        let name = state.steps.ok_or(Refusal::NoOperators)?;
+        let steps = state.steps.ok_or(Refusal::NoOperators)?;
         if state.asking {
             return Err(Refusal::Busy);
         }
-        state.asking = true;
-        state.wish = Some(Waiting { steps, answer });
-        Ok(Self {
-            profiles,
-            steps: name,
-        })
+        (state.asking, state.wish) = (true, Some(waiting));
+        Ok(Self { profiles, steps })
     }
 }
 
@@ -204,7 +205,8 @@ struct Running<R> {
     recording: R,
     began: Instant,
     done: u32,
-    waiting: Waiting,
+    steps: u32,
+    answer: oneshot::Sender<Report>,
 }
 
 impl<'a, R> Steps<'a, R> {
@@ -221,20 +223,35 @@ impl<'a, R> Steps<'a, R> {
     pub fn between(&mut self, another_follows: bool) {
         if let Some(mut running) = self.running.take() {
             running.done += 1;
-            if another_follows && running.done < running.waiting.steps {
+            if another_follows && running.done < running.steps {
                 self.running = Some(running);
                 return;
             }
             running.answer(self.recorder.finish);
         }
-        if another_follows && let Some(waiting) = self.profiles.take() {
-            self.running = (self.recorder.begin)().map(|recording| Running {
-                recording,
-                began: Instant::now(),
-                done: 0,
-                waiting,
-            });
+        if another_follows {
+            self.running = self.begin();
         }
+    }
+
+    /// Where somebody wishes it.
+    fn begin(&self) -> Option<Running<R>> {
+        let wish = self.profiles.lock().wish.take();
+        let Waiting {
+            steps,
+            found,
+            answer,
+        } = wish?;
+        // Who asked may be gone.
+        found.send(()).ok();
+        let recording = (self.recorder.begin)()?;
+        Some(Running {
+            recording,
+            began: Instant::now(),
+            done: 0,
+            steps,
+            answer,
+        })
     }
 }
 
@@ -247,7 +264,7 @@ impl<R> Running<R> {
             operators: finish(self.recording),
         };
         // Who asked may be gone.
-        self.waiting.answer.send(report).ok();
+        self.answer.send(report).ok();
     }
 }
 
@@ -257,24 +274,20 @@ pub(crate) fn routes(
     key: Option<AdminKey>,
     stop: CancellationToken,
 ) -> BoxedFilter<(Response,)> {
-    let there_is = warp::any().and_then(move || {
-        let key = key.clone();
-        async move { key.ok_or_else(warp::reject::not_found) }
-    });
     let wish = warp::query::<Wish>().map(Ok);
     let no_wish = warp::any().map(|| Err(Refusal::Unreadable));
     warp::path!("profile")
-        .and(there_is)
         .and(warp::post())
-        .and(warp::header::headers_cloned())
+        .and(keyed(key))
         .and(wish.or(no_wish).unify())
-        .then(move |key: AdminKey, headers: HeaderMap, wish| {
-            let wish = if key.is_in(&headers) {
-                wish
-            } else {
-                Err(Refusal::NoKey)
-            };
-            answer(profiles.clone(), wish, stop.clone())
+        .then(move |admitted: Result<(), NoKey>, wish| {
+            let (profiles, stop) = (profiles.clone(), stop.clone());
+            async move {
+                match admitted {
+                    Ok(()) => answer(profiles, wish, stop).await,
+                    Err(no_key) => no_key.into_response(),
+                }
+            }
         })
         .boxed()
 }
@@ -369,7 +382,31 @@ mod tests {
         let both = tokio::join!(profiles.ask(WISH), profiles.ask(WISH));
         assert_eq!(both, (late.clone(), Err(Refusal::Busy)));
         assert_eq!(profiles.ask(WISH).await, late, "free again");
-        assert!(profiles.take().is_none(), "and its wish is taken back");
+        assert!(profiles.lock().wish.is_none(), "and its wish is taken back");
+    }
+
+    /// The answer to [`WISH`] of an engine that takes so long for each of its steps.
+    async fn answered(step: Duration) -> Result<u32, Refusal> {
+        let profiles = Profiles::default();
+        profiles.offer("step");
+        let job = async {
+            let mut job = Steps::new(&profiles, RECORDER);
+            for another_follows in [true, true, false] {
+                job.between(another_follows);
+                tokio::time::sleep(step).await;
+            }
+        };
+        let (answer, ()) = tokio::join!(profiles.ask(WISH), job);
+        answer.map(|report| report.steps)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_job_does_not_wait_for_its_steps() {
+        assert_eq!(answered(Duration::from_secs(70)).await, Ok(2));
+        assert_eq!(
+            answered(CAPTURE_TIME_MAX).await,
+            Err(Refusal::TooLong { steps: "step" })
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,11 +4,19 @@ use std::{fmt, str::FromStr};
 
 use warp::http::Uri;
 
+use crate::unshown;
+
 /// Where a process sends its spans, and of which share of the traces that begin with it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceArgs {
     /// OTLP collector that gets the spans, for example `http://127.0.0.1:4318`; without one none are sent
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL",
+        value_parser = unshown::<OtlpEndpoint>()
+    )]
     pub otlp_endpoint: Option<OtlpEndpoint>,
 
     /// How the collector is talked to
@@ -119,6 +127,9 @@ impl FromStr for OtlpEndpoint {
         if authority.as_str().contains('@') {
             return Err(OtlpEndpointError::Credentials);
         }
+        if uri.query().is_some() {
+            return Err(OtlpEndpointError::Unreadable);
+        }
         Ok(Self(text.trim_end_matches('/').to_owned()))
     }
 }
@@ -153,6 +164,7 @@ mod tests {
             ("https://collector", Err(Scheme)),
             ("collector:4317", Err(Scheme)),
             ("http://user:secret@collector", Err(Credentials)),
+            ("http://collector/?key=secret", Err(Unreadable)),
             ("", Err(Unreadable)),
         ] {
             let endpoint = text.parse::<OtlpEndpoint>();

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use service::{some_seconds, without_credentials};
+use service::{some_seconds, unshown, without_credentials};
 
 /// Which SRT servers write, and how long they may take.
 #[derive(Debug, Clone, clap::Args)]
@@ -12,6 +12,7 @@ pub struct SrtArgs {
         long = "srt-url",
         value_name = "URL",
         value_delimiter = ',',
+        value_parser = unshown::<SrtUrl>(),
         required_if_eq("engine", "srt")
     )]
     pub srt_urls: Vec<SrtUrl>,

@@ -6,7 +6,10 @@ use clap::{
     Args, Subcommand,
     builder::{PathBufValueParser, TypedValueParser as _},
 };
-use protocol::{ImageSize, limits::OUTPUTS_PER_JOB_MAX};
+use protocol::{
+    ImageSize,
+    limits::{AR_SLOTS_MAX, OUTPUTS_PER_JOB_MAX},
+};
 use service::Admission;
 
 use super::ApiKey;
@@ -99,7 +102,7 @@ pub struct BenchRunArgs {
     pub denoisers: u16,
 
     /// Most outputs in flight on the AR engine
-    #[arg(long, value_name = "N", default_value_t = 28, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 28, value_parser = clap::value_parser!(u16).range(1..=i64::from(AR_SLOTS_MAX)))]
     pub ar_slots: u16,
 
     /// Who runs together there
@@ -171,7 +174,7 @@ pub struct PlanArgs {
     pub denoisers: Option<u16>,
 
     /// Only with so many outputs in flight on the AR engine
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(AR_SLOTS_MAX)))]
     pub ar_slots: Option<u16>,
 
     /// Who runs together there

@@ -1,6 +1,6 @@
 //! What an operator can ask of a running deployment.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{
     Args, Subcommand,
@@ -8,12 +8,12 @@ use clap::{
 };
 use messaging::Wanted;
 use protocol::{
-    JobId, OutputId, WorkerId,
+    JobId, OutputId, Tenant, WorkerId,
     limits::{ACK_WAIT, RESULT_TTL},
     topology::TopologyOptions,
 };
 use service::{
-    AdminKey, BusArgs,
+    AdminKey, BusArgs, address,
     profile::{STEPS_MAX, WAIT_S_MAX, Wish},
     without_credentials,
 };
@@ -74,11 +74,22 @@ pub struct ProfileArgs {
     )]
     pub admin_key: AdminKey,
 
+    /// IP address of a machine whose workers the key may be sent to; repeat it for several. Without it only to those of this one
+    // Where a worker is says whoever may write on the broker: who knows which machines are theirs is the operator.
+    #[arg(
+        long = "worker-host",
+        env = "FRESCO_WORKER_HOSTS",
+        value_name = "IP",
+        value_delimiter = ',',
+        value_parser = address::callable
+    )]
+    pub worker_hosts: Vec<IpAddr>,
+
     /// Steps to record, one after the other
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STEPS_MAX)))]
     pub steps: u32,
 
-    /// Seconds to wait for a job to come and to make them
+    /// Seconds to wait for a job that makes them; they may take longer, 600 s at most
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(WAIT_S_MAX)))]
     pub wait_s: u32,
 
@@ -128,6 +139,9 @@ pub enum DeadCommand {
         /// Which
         #[command(flatten)]
         which: WhichDead,
+        /// Whose the new job is where the record of the first, kept for 24 h, does not say any more [default: nobody's]
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<Tenant>,
         /// Who answers for the new job
         #[command(flatten)]
         gateway: GatewayArgs,

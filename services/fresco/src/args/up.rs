@@ -7,7 +7,10 @@ use std::{
 };
 
 use clap::{Args, Parser as _};
-use protocol::Prefix;
+use protocol::{
+    Prefix,
+    limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX},
+};
 use service::{Admission, ReplayArgs};
 
 use super::{Cli, Command, TimesArgs};
@@ -65,7 +68,8 @@ pub struct UpArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "engine", "model", "srt_urls", "times", "denoisers", "listen", "nats_urls", "prefix", "ack_wait_s",
-            "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms", "admin_key_file", "tenants"
+            "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms", "no_prior_cache", "admin_key_file",
+            "tenants"
         ]
     )]
     pub fleet: Option<PathBuf>,
@@ -121,11 +125,11 @@ pub struct UpArgs {
     pub admission: Option<Admission>,
 
     /// Most outputs in flight on the AR engine [default: the AR-batcher's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(AR_SLOTS_MAX)))]
     pub ar_slots_max: Option<u16>,
 
     /// How long a batch waits for company under batched admission, in milliseconds [default: the AR-batcher's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=AR_DELAY_MS_MAX))]
     pub ar_delay_ms: Option<u64>,
 
     /// Write prior tokens again for equal requests, and store none for variations

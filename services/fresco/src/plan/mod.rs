@@ -5,6 +5,7 @@ pub(crate) mod simulation;
 use std::time::Duration;
 
 use batching::Policy;
+use protocol::limits::AR_SLOTS_MAX;
 use replay::Times;
 use serde::Serialize;
 use service::{Admission, exit::Failure};
@@ -22,8 +23,6 @@ use crate::{
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 /// More are not looked for: what needs more needs several deployments.
 const DENOISERS_MAX: usize = 1_024;
-/// As many slots as an AR-batcher takes.
-const AR_SLOTS_MAX: usize = 256;
 
 /// The rules as they are simulated; under batched admission a batch waits for company for `delay` of the table's time.
 pub(crate) const fn policy(admission: Admission, delay: Duration) -> Policy {
@@ -91,14 +90,14 @@ fn find(times: &Times, load: &Load, args: &PlanArgs) -> Result<Plan, Failure> {
         let summary = simulated(denoisers, ar_slots);
         summary.is_some_and(|summary| lacks(&summary, load, args.slo_p99_s).is_none())
     };
-    let slots_max = args.ar_slots.map_or(AR_SLOTS_MAX, usize::from);
+    let slots_max = usize::from(args.ar_slots.unwrap_or(AR_SLOTS_MAX));
     let denoisers = match args.denoisers {
         Some(denoisers) => denoisers.into(),
         None => least(DENOISERS_MAX, |denoisers| meets(denoisers, slots_max)),
     };
     let ar_slots = match args.ar_slots {
         Some(ar_slots) => ar_slots.into(),
-        None => least(AR_SLOTS_MAX, |ar_slots| meets(denoisers, ar_slots)),
+        None => least(AR_SLOTS_MAX.into(), |ar_slots| meets(denoisers, ar_slots)),
     };
     let none = || Failure::Unusable("nothing is left to count: more --requests".to_owned());
     Ok(Plan {

@@ -2,8 +2,9 @@
 //! how it starts and stops. Read and checked as a whole, so that a mistake in its last line is told before the first process
 //! starts. It knows no process.
 
+mod check;
+
 use std::{
-    collections::BTreeMap,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -12,7 +13,11 @@ use std::{
 
 use protocol::Prefix;
 use serde::Deserialize;
-use service::{Admission, address::PublicUrl, exit::Failure};
+use service::{
+    Admission,
+    exit::Failure,
+    file_error::{Place, without_values},
+};
 
 use super::{
     fleet::AR_BATCHER,
@@ -95,6 +100,9 @@ struct Ar {
     srt_urls: Vec<String>,
     slots_max: Option<u16>,
     admission: Option<AdmissionName>,
+    delay_ms: Option<u64>,
+    #[serde(default)]
+    no_prior_cache: bool,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -170,130 +178,18 @@ pub(crate) fn read(path: &Path, args: &UpArgs) -> Result<(UpArgs, Site), Failure
 }
 
 fn parse(text: &str, folder: &Path, args: &UpArgs) -> Result<(UpArgs, Site), String> {
-    let file: FleetFile = toml::from_str(text).map_err(|error| error.to_string())?;
-    check(&file)?;
+    let file: FleetFile = toml::from_str(text).map_err(|error| {
+        // Its own text shows the line, which may be a broker's with its password.
+        let place = Place::of(text, error.span().map_or(0, |span| span.start));
+        format!("{place}: {}", without_values(error.message()))
+    })?;
+    check::check(&file)?;
     if args.nats_server.is_some() && !file.broker.urls.is_empty() {
         return Err("--nats-server starts a broker, and `broker.urls` has some".to_owned());
     }
     let site = site(&file, folder);
     let args = merge(file, folder, args)?;
     Ok((args, site))
-}
-
-/// What cannot work, by the name it has in the file.
-fn check(file: &FleetFile) -> Result<(), String> {
-    let replays = file.engine == EngineName::Replay;
-    if replays != file.times.is_some() {
-        return Err("`times` goes with engine = \"replay\", and only with it".to_owned());
-    }
-    if replays == file.model.is_some() {
-        return Err("`model` goes with every engine but \"replay\"".to_owned());
-    }
-    if (file.engine == EngineName::Srt) == file.ar.srt_urls.is_empty() {
-        return Err("`ar.srt_urls` goes with engine = \"srt\", and only with it".to_owned());
-    }
-    let scale = file.time_scale.unwrap_or(1.0);
-    if !(scale > 0.0 && scale.is_finite()) {
-        return Err("`time_scale` is not a number above 0".to_owned());
-    }
-    if !replays && (file.time_scale.is_some() || file.faults.is_some()) {
-        return Err("`time_scale` and `faults` go with engine = \"replay\"".to_owned());
-    }
-    check_devices(file)?;
-    check_addresses(file)?;
-    if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
-        return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
-    }
-    check_numbers(file)
-}
-
-/// One denoiser a device, and a model where it is meant to be.
-fn check_devices(file: &FleetFile) -> Result<(), String> {
-    if file.engine != EngineName::Replay && file.pin.is_none() {
-        return Err(
-            "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
-        );
-    }
-    if file.engine == EngineName::Native && file.ar.devices.len() != 1 {
-        return Err("`ar.devices` is not one device: the native engine uses one".to_owned());
-    }
-    match file.denoisers.devices.len() {
-        1..=DENOISERS_MAX => {}
-        count => {
-            return Err(format!(
-                "`denoisers.devices` has {count}, not 1 to {DENOISERS_MAX}"
-            ));
-        }
-    }
-    let mut users = BTreeMap::new();
-    let ar = file.ar.devices.iter().map(|device| (device, "ar"));
-    let denoisers = file
-        .denoisers
-        .devices
-        .iter()
-        .map(|device| (device, "denoisers"));
-    for (device, user) in ar.chain(denoisers) {
-        if let Some(other) = users.insert(device, user) {
-            return Err(format!(
-                "device {device} is in `{other}.devices` and again in `{user}.devices`"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// What processes would refuse, or tell others in vain.
-fn check_addresses(file: &FleetFile) -> Result<(), String> {
-    let Broker {
-        urls,
-        credentials,
-        ca,
-        ..
-    } = &file.broker;
-    if urls.is_empty() && (credentials.is_some() || ca.is_some()) {
-        return Err("`broker.credentials` and `broker.ca` go with `broker.urls`".to_owned());
-    }
-    // They would be in command lines and units, which everybody on the machine can read.
-    if urls.iter().any(|url| url.contains('@')) {
-        return Err("`broker.urls` has credentials: `broker.credentials` takes files".to_owned());
-    }
-    let health = file.gateway.health_listen;
-    if let Some(address) = health.filter(|address| address.ip().to_canonical().is_unspecified()) {
-        return Err(format!(
-            "`gateway.health_listen` {address} is a wildcard, which others would be told: give the address they call"
-        ));
-    }
-    if let Some(url) = &file.gateway.public_url {
-        let parsed = url.parse::<PublicUrl>();
-        parsed.map_err(|error| format!("`gateway.public_url`: {error}"))?;
-    }
-    Ok(())
-}
-
-/// What flags refuse before anything starts, and what no clock can add up.
-fn check_numbers(file: &FleetFile) -> Result<(), String> {
-    const DAY_S: u64 = 86_400;
-    let (broker, start) = (&file.broker, &file.start);
-    let slots_max = file.ar.slots_max.map(u64::from);
-    let loading_max = u64::try_from(start.loading_max).ok();
-    for (name, value, range) in [
-        ("broker.ack_wait_s", broker.ack_wait_s, 1..=3600),
-        ("broker.result_ttl_s", broker.result_ttl_s, 1..=DAY_S),
-        ("ar.slots_max", slots_max, 1..=128),
-        (
-            "start.loading_max",
-            loading_max,
-            1..=DENOISERS_MAX as u64 + 1,
-        ),
-        ("start.loading_s", Some(start.loading_s), 1..=DAY_S),
-        ("stop.drain_s", Some(file.stop.drain_s), 0..=DAY_S),
-    ] {
-        if value.is_some_and(|value| !range.contains(&value)) {
-            let (low, high) = (range.start(), range.end());
-            return Err(format!("`{name}` is not {low} to {high}"));
-        }
-    }
-    Ok(())
 }
 
 fn site(file: &FleetFile, folder: &Path) -> Site {
@@ -363,6 +259,8 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
         AdmissionName::Continuous => Admission::Continuous,
         AdmissionName::Batched => Admission::Batched,
     });
+    args.ar_delay_ms = file.ar.delay_ms;
+    args.no_prior_cache = file.ar.no_prior_cache;
     args.denoisers = count;
     args.listen = file.gateway.listen;
     args.nats_urls = file.broker.urls;

@@ -1,10 +1,11 @@
 //! `GET /v1/workers`: who is there and how full the queues are, as the broker tells it. The subjects that settle a
 //! worker's messages stay inside.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
-use messaging::{QueueDepth, Queues};
-use protocol::{CurrentWork, OutputId, Role, WorkerId, WorkerPresence, WorkerState};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use messaging::{BusError, QueueDepth, Queues};
+use protocol::{CurrentWork, JobId, OutputId, Role, WorkerId, WorkerPresence, WorkerState};
 use serde::Serialize;
 use warp::{
     Filter,
@@ -14,10 +15,13 @@ use warp::{
 };
 
 use super::{answer, ok, only, spanned, with};
-use crate::{gateway::Gateway, job_answer::seconds, reply::ApiError};
+use crate::{gateway::Gateway, job_answer::seconds, reply::ApiError, tenants::Caller};
 
 /// The path, as a trace has it.
 const WORKERS: &str = "/v1/workers";
+
+/// Records that are asked for at once, to see whose the jobs at work are. An AR-batcher may hold 256.
+const LOOKUPS_MAX: usize = 16;
 
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let path = warp::path!("v1" / "workers");
@@ -28,8 +32,8 @@ pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
         .and(warp::header::headers_cloned())
         .then(|span, gateway: Arc<Gateway>, headers| {
             answer(span, async move {
-                gateway.caller(&headers)?;
-                list(&gateway).await
+                let caller = gateway.caller(&headers)?;
+                list(&gateway, &caller).await
             })
         });
     list.or(path.map(only("GET"))).unify().boxed()
@@ -80,22 +84,24 @@ struct WorkerAnswer<'a> {
 
 #[derive(Debug, Serialize)]
 struct Held {
-    output: OutputId,
+    /// None where it is another's.
+    output: Option<OutputId>,
     /// Seconds.
     since: f64,
 }
 
-impl From<&CurrentWork> for Held {
-    fn from(work: &CurrentWork) -> Self {
+impl Held {
+    fn of(work: &CurrentWork, seen: &Seen) -> Self {
         Self {
-            output: work.output,
+            output: seen.has(work.output.job).then_some(work.output),
             since: seconds(work.since),
         }
     }
 }
 
-impl<'a> From<&'a WorkerPresence> for WorkerAnswer<'a> {
-    fn from(worker: &'a WorkerPresence) -> Self {
+impl<'a> WorkerAnswer<'a> {
+    fn of(worker: &'a WorkerPresence, seen: &Seen) -> Self {
+        let held = worker.held.iter().map(|work| Held::of(work, seen));
         Self {
             id: &worker.worker,
             role: worker.role,
@@ -106,14 +112,51 @@ impl<'a> From<&'a WorkerPresence> for WorkerAnswer<'a> {
             device: worker.device.as_deref(),
             model_revision: worker.model_revision.as_deref(),
             health_address: worker.health_address,
-            held: worker.held.iter().map(Held::from).collect(),
+            held: held.collect(),
             outputs_open: worker.outputs_open,
         }
     }
 }
 
-async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
+/// The jobs that somebody is told of; all of them without a list.
+struct Seen(Option<BTreeSet<JobId>>);
+
+impl Seen {
+    fn has(&self, job: JobId) -> bool {
+        self.0.as_ref().is_none_or(|jobs| jobs.contains(&job))
+    }
+
+    /// Of those that `workers` work on, by `caller`.
+    async fn by(
+        caller: &Caller,
+        workers: &[WorkerPresence],
+        gateway: &Gateway,
+    ) -> Result<Self, BusError> {
+        if *caller == Caller::Anybody {
+            return Ok(Self(None));
+        }
+        let held = workers.iter().flat_map(|worker| &worker.held);
+        let jobs: BTreeSet<_> = held.map(|work| work.output.job).collect();
+        let look = async |job: JobId| {
+            let seen = match gateway.jobs.open(job) {
+                Some(open) => caller.may_see(&open.record),
+                None => {
+                    let record = gateway.bus.job(job).await?;
+                    record.is_some_and(|record| caller.may_see(&record))
+                }
+            };
+            Ok(seen.then_some(job))
+        };
+        let looks = stream::iter(jobs).map(look).buffer_unordered(LOOKUPS_MAX);
+        let seen = looks.try_filter_map(|seen| std::future::ready(Ok(seen)));
+        Ok(Self(Some(seen.try_collect().await?)))
+    }
+}
+
+async fn list(gateway: &Gateway, caller: &Caller) -> Result<Response, ApiError> {
     let (workers, queues) = tokio::try_join!(gateway.bus.workers(), gateway.bus.queues())?;
+    let seen = Seen::by(caller, &workers, gateway).await?;
+    let workers = workers.iter().map(|worker| WorkerAnswer::of(worker, &seen));
     let Queues { ar, denoise } = queues;
     let body = WorkersAnswer {
         object: "list",
@@ -121,7 +164,7 @@ async fn list(gateway: &Gateway) -> Result<Response, ApiError> {
             ar: ar.into(),
             denoise: denoise.into(),
         },
-        data: workers.iter().map(WorkerAnswer::from).collect(),
+        data: workers.collect(),
     };
     let mut response = ok(&body);
     response

@@ -1,12 +1,14 @@
 //! Clients that are told apart: who brings no key is refused, and what is another's is not there.
 
-use protocol::JobId;
+use protocol::{CurrentWork, JobId, OutputIndex, Role, WorkerState};
 use reqwest::Method;
 use serde_json::{Value, json};
 use service::clock::unix_millis;
 use tempfile::TempDir;
 
-use crate::deployment::{Deployment, GENERATIONS, JSON, Reply, TestGateway, work_once};
+use crate::deployment::{
+    Deployment, GENERATIONS, JSON, Reply, TestGateway, next_job, until, work_once,
+};
 
 /// Keys whose SHA-256 is in [`FILE`], and one that is in nobody's.
 const STUDIO: (&str, &str) = ("authorization", "Bearer sk-studio");
@@ -136,6 +138,52 @@ async fn what_is_another_tenants_is_not_there() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_own_outputs_at_work_and_that_workers_are_busy_with_others() {
+    let (mut deployment, folder) = (Deployment::start().await, TempDir::new().unwrap());
+    deployment.join(Role::Denoiser);
+    let gateway = gateway(&deployment, &folder).await;
+    let second = self::gateway(&deployment, &folder).await;
+    let mut queue = deployment.ar_queue().await;
+    let accepted = ask(&gateway, &json!({"prompt": "p"}), &[STUDIO]).await;
+    assert_eq!(accepted.status, 202);
+    let held = next_job(&mut queue).await;
+    let id: JobId = accepted.json()["id"].as_str().unwrap().parse().unwrap();
+    let first = OutputIndex::new(0).unwrap();
+    let [own, nobodys] = [id, JobId::generate()].map(|job| job.output(first));
+    deployment.change_last(|worker| {
+        worker.state = WorkerState::Busy;
+        worker.held = [own, nobodys]
+            .map(|output| CurrentWork {
+                output,
+                ack_subject: "$JS.ACK.secret".to_owned(),
+                since: 1_500,
+            })
+            .into();
+    });
+    let route = (Method::GET, "/v1/workers".to_owned());
+    let busy = async |gateway: &TestGateway, key| {
+        let list = call(gateway, &route, &[key]).await.json();
+        let workers = list["data"].as_array().unwrap().clone();
+        let mut busy = workers.into_iter().filter(|worker| {
+            (&worker["role"], &worker["state"]) == (&json!("denoiser"), &json!("busy"))
+        });
+        busy.next()
+    };
+    for gateway in [&gateway, &second] {
+        until("the busy denoiser", || async {
+            busy(gateway, PRESS).await.is_some()
+        })
+        .await;
+        for (key, shown) in [(STUDIO, json!(own)), (PRESS, Value::Null)] {
+            let worker = busy(gateway, key).await.unwrap();
+            let wanted = json!([{"output": shown, "since": 1.5}, {"output": null, "since": 1.5}]);
+            assert_eq!(worker["held"], wanted, "{key:?}");
+        }
+    }
+    drop(held);
 }
 
 #[tokio::test]

@@ -8,10 +8,11 @@ use tokio::time::timeout;
 use warp::{
     Filter, Reply,
     filters::BoxedFilter,
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    http::{HeaderValue, Method, StatusCode, header},
     reply::Response,
 };
 
+use super::keyed::{NoKey, keyed};
 use crate::{
     AdminKey,
     exit::chain,
@@ -26,19 +27,14 @@ const FILTER_READ_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The route; with no key there is none.
 pub(super) fn routes(key: Option<AdminKey>) -> BoxedFilter<(Response,)> {
-    let there_is = warp::any().and_then(move || {
-        let key = key.clone();
-        async move { key.ok_or_else(warp::reject::not_found) }
-    });
     warp::path!("logfilter")
-        .and(there_is)
+        .and(keyed(key))
         .and(warp::method())
-        .and(warp::header::headers_cloned())
         .and(warp::body::stream())
         .then(
-            |key: AdminKey, method: Method, headers: HeaderMap, body| async move {
-                if !key.is_in(&headers) {
-                    return unauthorized();
+            |admitted: Result<(), NoKey>, method: Method, body| async move {
+                if let Err(no_key) = admitted {
+                    return no_key.into_response();
                 }
                 match method {
                     Method::GET => show(),
@@ -99,15 +95,6 @@ async fn read<B: Buf>(
     }
     String::from_utf8(bytes)
         .map_err(|_| (StatusCode::BAD_REQUEST, "the body is not text".to_owned()))
-}
-
-fn unauthorized() -> Response {
-    let mut response = refuse(StatusCode::UNAUTHORIZED, "the admin key is needed");
-    let scheme = HeaderValue::from_static("Bearer");
-    response
-        .headers_mut()
-        .insert(header::WWW_AUTHENTICATE, scheme);
-    response
 }
 
 fn not_allowed() -> Response {

@@ -3,7 +3,7 @@
 //! Names are those of Prometheus without `_total`, which a collector that speaks both puts back. Everything counts from
 //! the start of the process. Exemplars stay with the scrape.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 pub(crate) use opentelemetry_proto::tonic::metrics::v1::Metric;
 use opentelemetry_proto::tonic::{
@@ -25,11 +25,18 @@ pub(crate) struct Span {
 
 /// The metrics that have a sample in `text`.
 pub(crate) fn metrics(specs: &[Spec], text: &str, span: Span) -> Vec<Metric> {
-    let samples: Vec<_> = text.lines().filter_map(sample).collect();
-    let of = |spec: &Spec| {
-        let names = spec.samples();
-        let own = samples.iter().filter(|sample| names.contains(&sample.name));
-        let data = data(spec, &own.collect::<Vec<_>>(), span)?;
+    let own = specs.iter().map(Spec::samples).enumerate();
+    let places: HashMap<_, _> = own
+        .flat_map(|(place, names)| names.into_iter().map(move |name| (name, place)))
+        .collect();
+    let mut samples = vec![Vec::new(); specs.len()];
+    for sample in text.lines().filter_map(sample) {
+        if let Some(place) = places.get(&sample.name) {
+            samples[*place].push(sample);
+        }
+    }
+    let of = |(spec, samples): (&Spec, &Vec<Sample>)| {
+        let data = data(spec, samples, span)?;
         let unit = match spec.unit() {
             Some("seconds") => "s",
             Some("bytes") => "By",
@@ -44,11 +51,11 @@ pub(crate) fn metrics(specs: &[Spec], text: &str, span: Span) -> Vec<Metric> {
             ..Metric::default()
         })
     };
-    specs.iter().filter_map(of).collect()
+    specs.iter().zip(&samples).filter_map(of).collect()
 }
 
 /// `None` where there is no sample.
-fn data(spec: &Spec, samples: &[&Sample], span: Span) -> Option<Data> {
+fn data(spec: &Spec, samples: &[Sample], span: Span) -> Option<Data> {
     if samples.is_empty() {
         return None;
     }
@@ -85,7 +92,7 @@ fn number(sample: &Sample, span: Span) -> NumberDataPoint {
 }
 
 /// A point for each set of labels. Prometheus counts what is up to a bound, OTLP what is between two.
-fn histograms(samples: &[&Sample], span: Span) -> Vec<HistogramDataPoint> {
+fn histograms(samples: &[Sample], span: Span) -> Vec<HistogramDataPoint> {
     let mut points: BTreeMap<Labels, HistogramDataPoint> = BTreeMap::new();
     for sample in samples {
         let mut labels = sample.labels.clone();
