@@ -6,7 +6,8 @@ The wheels and their checksums are in artefacts.json. pip is the downloader beca
 user's mirror, proxy and certificates; `pip download` installs nothing, so it also works on an
 externally managed Python, and naming platform and ABI makes the host's Python version irrelevant.
 Prometheus is in no wheel: it comes out of Debian's package, which apt fetches and nobody installs.
-The grammars of Grafana's query languages are npm packages, which npm fetches and nobody installs.
+The grammars of Grafana's query languages and the types of its dashboards are npm packages, which npm fetches and
+nobody installs.
 
 Must not know: the crates and the tests. Standard library only, Python 3.9 or newer.
 """
@@ -38,8 +39,10 @@ ARTEFACTS = Path(__file__).resolve().with_name("artefacts.json")
 # What a build and its tests run, and what only checking a change needs.
 PROGRAMS = ("nats-server", "cargo-nextest")
 LINT_PROGRAMS = ("typos", "cargo-shear", "cargo-deny")
-# What only tests run: one package, two programs; and node, for the grammars.
+# What only tests run: one package, two programs; and node, for what it reads.
 TEST_PROGRAMS = ("prometheus", "promtool", "node")
+# No programs: what node parses the dashboards' queries with, and what it checks the dashboards with.
+READ_BY_NODE = ("grammars", "schema")
 ARTEFACT_OF = {"promtool": "prometheus"}
 # A terminal gets a moving line; a log gets one line this often.
 LOG_PROGRESS_PERIOD_S = 10.0
@@ -71,9 +74,8 @@ def set_up(programs):
         artefact = artefacts[source]
         program = on_path(name, artefact) or cached(cache, source, artefact, make_executable) / name
         link(DOT_FRESCO / "bin" / name, program)
-    if "node" in programs:
-        # Not a program: what node parses the dashboards' queries with.
-        link(DOT_FRESCO / "grammars", cached(cache, "grammars", artefacts["grammars"], no_finish))
+    for name in READ_BY_NODE if "node" in programs else ():
+        link(DOT_FRESCO / name, cached(cache, name, artefacts[name], no_finish))
 
 
 # --- what the machine must already have -------------------------------------------------------
