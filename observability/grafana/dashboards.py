@@ -336,7 +336,7 @@ def tenants():
     device = f'sum by (tenant) (rate(fresco_tenant_device_seconds_total{{tenant!="none"}}{INTERVAL}))'
     busy = f"({device} > 0)"
     share = [
-        stacked("Share of device time", "Of the time of denoisers that finished pictures took, by tenant.", "percentunit",
+        stacked("Share of device time", "Of the time of denoisers that outputs took at the attempt that ended them, by tenant.", "percentunit",
                 query(f"sum by (tenant) (rate(fresco_tenant_device_seconds_total{INTERVAL})) / on() group_left() "
                       f"sum(rate(fresco_tenant_device_seconds_total{INTERVAL}))", "{{tenant}}"), must=True, width=12),
         panel("Fairness", "Jain's index over the device time of tenants that got any: 1 where all got the same, 1/n where one "

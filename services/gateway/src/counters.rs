@@ -169,6 +169,7 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
     use super::*;
+    use crate::spent::on_device;
 
     /// Counts a job that could have been.
     fn record(counters: &Counters, tenants: &[Option<Tenant>], rng: &mut StdRng) {
@@ -192,7 +193,7 @@ mod tests {
         counters.output_ended(ending, spent.as_ref(), total);
         let tenant = counters.tenants.of(tenants.choose(rng).unwrap().as_ref());
         tenant.queued(1);
-        tenant.output_ended(ending, spent.as_ref());
+        tenant.output_ended(ending, spent.as_ref(), on_device(&timings));
         tenant.job_ended(ending);
         tenant.rejected();
         let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;

@@ -22,7 +22,7 @@ use crate::{
     outcome::{Cause, Ended, EndedByOutput, ending, is_known},
     reply::ApiError,
     rooms::Room,
-    spent::Spent,
+    spent::{Spent, on_device},
     submit::{Order, prior_gone},
 };
 
@@ -323,7 +323,7 @@ impl Following<'_> {
             let counters = &self.jobs.counters;
             counters.output_ended(ending, spent.as_ref(), total);
             let tenant = counters.tenants.of(self.record.tenant.as_ref());
-            tenant.output_ended(ending, spent.as_ref());
+            tenant.output_ended(ending, spent.as_ref(), on_device(&result.timings));
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

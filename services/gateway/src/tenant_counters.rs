@@ -87,19 +87,19 @@ impl OfTenant {
         self.outputs_open.dec_by(number(outputs));
     }
 
-    /// One of its outputs has ended; `spent` is where a picture's time went.
-    pub(crate) fn output_ended(&self, ending: Ending, spent: Option<&Spent>) {
+    /// One of its outputs has ended, after so many seconds `on_device`; `spent` is where a picture's time went.
+    pub(crate) fn output_ended(&self, ending: Ending, spent: Option<&Spent>, on_device: f64) {
+        self.device.inc_by(on_device);
         if ending != Ending::Done {
             return;
         }
         self.images.inc();
-        let Some(Spent { waits, runs, .. }) = spent else {
+        let Some(Spent { waits, .. }) = spent else {
             return;
         };
-        let ([ar_wait, denoise_wait, _], [_, denoise, decode]) = (waits, runs);
+        let [ar_wait, denoise_wait, _] = waits;
         self.queue_wait
             .observe(ar_wait + denoise_wait, &Trace::current());
-        self.device.inc_by(denoise + decode);
     }
 
     /// The last output of one of its jobs has ended.

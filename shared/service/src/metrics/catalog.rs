@@ -169,7 +169,7 @@ catalog! {
     TENANT_QUEUE_WAIT = Histogram(JOB_SECONDS), "fresco_tenant_queue_wait_seconds", ["tenant"], GATEWAY,
         "What a finished picture waited for both stages, by tenant";
     TENANT_DEVICE = Counter, "fresco_tenant_device_seconds", ["tenant"], GATEWAY,
-        "Time of denoisers that finished pictures took, denoising and decoding, by tenant; attempts that came to nothing are nobody's";
+        "Time of denoisers that outputs took at the attempt that ended them, with a picture or an error, by tenant; earlier attempts, and what is cancelled or expires, are nobody's";
     TENANT_OUTPUTS_OPEN = Gauge, "fresco_tenant_outputs_open", ["tenant"], GATEWAY,
         "Outputs that have not ended, by tenant";
     TENANT_REJECTIONS = Counter, "fresco_tenant_rejections", ["tenant"], GATEWAY,
