@@ -236,6 +236,10 @@ def reliability():
               query(per_minute("fresco_spans_sent_total", by="instance"), "{{instance}}")),
         panel("Spans lost", "Spans that no collector got, per minute: refused by it, or too many for it at once.", "short",
               query(per_minute("fresco_spans_lost_total", by="instance, reason"), "{{instance}} {{reason}}")),
+        panel("Pushes of metrics", "To a collector, per minute, by what became of them; 0 without one.", "short",
+              query(per_minute("fresco_metric_pushes_total", by="instance, outcome"), "{{instance}} {{outcome}}")),
+        panel("Points lost", "Points of metrics that the collector refused of pushes that it took in part, per minute.",
+              "short", query(per_minute("fresco_metric_points_lost_total", by="instance"), "{{instance}}")),
     ]
     broker = [
         panel("Held against the cap", "Share of the messages that workers may hold at once; at 1 the broker hands out none.",

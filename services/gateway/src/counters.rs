@@ -169,6 +169,7 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
     use super::*;
+    use crate::spent::on_device;
 
     /// Counts a job that could have been.
     fn record(counters: &Counters, tenants: &[Option<Tenant>], rng: &mut StdRng) {

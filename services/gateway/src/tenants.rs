@@ -286,10 +286,18 @@ mod tests {
                 Some(6),
                 "the key of studio",
             ),
-            (file(&[("Studio", STUDIO)]), Some(2), "tenant is not"),
+            (
+                file(&[("Studio", STUDIO)]),
+                Some(2),
+                "tenant is `none`, or not",
+            ),
             (file(&[("studio", secret)]), Some(3), "64 hexadecimal"),
             (file(&[("studio", &STUDIO[1..])]), Some(3), "64 hexadecimal"),
-            (file(&[("none", STUDIO)]), Some(2), "tenant is not"),
+            (
+                file(&[("none", STUDIO)]),
+                Some(2),
+                "tenant is `none`, or not",
+            ),
             (
                 format!("[[tenant]]\nname = \"a\"\nkey = \"{secret}\"\n"),
                 Some(3),

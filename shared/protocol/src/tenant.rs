@@ -10,7 +10,7 @@ const TENANT_CHARS_MAX: usize = 32;
 /// A text that cannot name a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tenant is not 1 to {TENANT_CHARS_MAX} of a-z, 0-9 and -, beginning with none of -, or is `{}`",
+    "tenant is `{}`, or not 1 to {TENANT_CHARS_MAX} of a-z, 0-9 and -, without one at its start",
     Tenant::NONE
 )]
 pub struct TenantError;

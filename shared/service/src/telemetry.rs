@@ -97,8 +97,7 @@ pub fn init(identity: &Identity, args: &ShellArgs) -> Result<TelemetryGuard, Fai
     let unusable = |text: String| Failure::Unusable(format!("--log {}: {text}", args.log_filter));
     let filter = filter::parse(&args.log_filter).map_err(|error| unusable(chain(&error)))?;
     let (filter, handle) = reload::Layer::new(filter);
-    let provider = export::provider(identity, &args.traces)
-        .map_err(|error| Failure::Unusable(format!("--otlp-endpoint: {error}")))?;
+    let provider = export::provider(identity, &args.traces)?;
     global::set_tracer_provider(provider.clone());
     global::set_text_map_propagator(propagator());
     let exports = args.traces.otlp_endpoint.is_some();

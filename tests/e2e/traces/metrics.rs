@@ -10,11 +10,12 @@ use integration::{
 
 use super::{QUICK, exporting, fleet, fox};
 
-/// They move while nothing happens: memory, tasks, spans of what is asked, and what is looked up by the clock.
-const RESTLESS: [&str; 4] = [
+/// They move while nothing happens: memory, tasks, spans of what is asked, pushes, and what is looked up by the clock.
+const RESTLESS: [&str; 5] = [
     "fresco_process_resident_memory",
     "fresco_runtime",
     "fresco_spans",
+    "fresco_metric_",
     "fresco_queue",
 ];
 
@@ -105,6 +106,19 @@ async fn pushed_metrics_are_those_of_a_scrape_over_both_protocols() {
     }
 }
 
+/// What became of the pushes of some process, by outcome.
+async fn pushes(fleet: &Fleet) -> BTreeMap<String, f64> {
+    let workers = fleet.bus.workers().await.unwrap();
+    let url = format!("http://{}/metrics", workers[0].health_address.unwrap());
+    let (_, text) = http::text(&url).await.unwrap();
+    let series = text.lines().filter_map(|line| {
+        let line = line.strip_prefix("fresco_metric_pushes_total{outcome=\"")?;
+        let (outcome, value) = line.split_once("\"} ")?;
+        Some((outcome.to_owned(), value.parse().unwrap()))
+    });
+    series.collect()
+}
+
 #[tokio::test]
 async fn a_collector_that_takes_no_metrics_costs_points_and_nothing_else() {
     // The kernel takes the connections; nobody reads from them.
@@ -125,6 +139,12 @@ async fn a_collector_that_takes_no_metrics_costs_points_and_nothing_else() {
         .await;
         let answer = http::generate(&fleet.gateway, &fox(1)).await;
         assert_eq!(answer.data().len(), 1);
+        until("the failures are counted", || async {
+            let counts = pushes(&fleet).await;
+            let failed = counts.get("failed").is_some_and(|failed| *failed >= 2.0);
+            failed.then(|| assert!(counts["taken"] + counts["partial"] == 0.0, "{counts:?}"))
+        })
+        .await;
         fleet.terminate().await;
         let log = fleet.gateway_process.log();
         assert_eq!(

@@ -140,6 +140,10 @@ catalog! {
         "Spans that the collector took";
     SPANS_LOST = Counter, "fresco_spans_lost", ["reason"], ALL_ROLES,
         "Spans that no collector got: refused by it, or queue_full, because it was too slow for them";
+    METRIC_PUSHES = Counter, "fresco_metric_pushes", ["outcome"], ALL_ROLES,
+        "Pushes of all metrics to a collector: taken by it, partial, where it refused some points, or failed";
+    METRIC_POINTS_LOST = Counter, "fresco_metric_points_lost", [], ALL_ROLES,
+        "Points of metrics that the collector refused of the pushes that are partial";
 
     // What goes in and comes out.
     JOBS_ACCEPTED = Counter, "fresco_jobs_accepted", [], GATEWAY,

@@ -9,16 +9,19 @@ use super::{
     Counter, Gauge, Labelled, Metrics, SecondsCounter, Told,
     catalog::{
         BROKER_CONNECTED, BROKER_CONNECTIONS, BUILD_INFO, INFLIGHT, LIBTORCH_MEMORY,
-        LIBTORCH_MEMORY_PEAK, MESSAGES_UNTRACED, OUTPUTS_DEAD, PROCESS_START, QUARANTINES,
-        REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED, RUNTIME_BUSY, RUNTIME_QUEUE_DEPTH,
-        RUNTIME_TASKS, RUNTIME_THREADS, SPANS_LOST, SPANS_SENT, TRANSITIONS_REFUSED, WORKER_INFO,
-        WORKER_STATE,
+        LIBTORCH_MEMORY_PEAK, MESSAGES_UNTRACED, METRIC_POINTS_LOST, METRIC_PUSHES, OUTPUTS_DEAD,
+        PROCESS_START, QUARANTINES, REDELIVERIES, RESIDENT_MEMORY, RESULTS_SUPPRESSED,
+        RUNTIME_BUSY, RUNTIME_QUEUE_DEPTH, RUNTIME_TASKS, RUNTIME_THREADS, SPANS_LOST, SPANS_SENT,
+        TRANSITIONS_REFUSED, WORKER_INFO, WORKER_STATE,
     },
     number, raise,
 };
 use crate::{
     clock::unix_millis,
-    telemetry::{ExportState, export_state},
+    telemetry::{
+        ExportState, export_state,
+        push::{PushState, push_state},
+    },
 };
 
 /// Of any process.
@@ -40,11 +43,13 @@ impl Process {
         metrics.gauge(PROCESS_START).set(since_1970.as_secs_f64());
         let resident = metrics.gauge(RESIDENT_MEMORY);
         let (spans, runtime) = (Spans::register(metrics), Runtime::register(metrics));
+        let pushes = Pushes::register(metrics);
         metrics.before_scrapes(move || {
             if let Some(bytes) = resident_bytes() {
                 resident.set(number(bytes));
             }
             spans.tell(export_state());
+            pushes.tell(push_state());
             runtime.tell(&Handle::current().metrics());
             std::future::ready(())
         });
@@ -113,6 +118,35 @@ impl Spans {
         raise(&self.sent, now.sent);
         raise(&self.refused, now.refused);
         raise(&self.queue_full, now.queue_full);
+    }
+}
+
+/// What became of the metrics that a process pushes.
+struct Pushes {
+    taken: Counter,
+    partial: Counter,
+    failed: Counter,
+    points_lost: Counter,
+}
+
+impl Pushes {
+    fn register(metrics: &Metrics) -> Self {
+        let pushes = metrics.counters(METRIC_PUSHES);
+        let [taken, partial, failed] =
+            ["taken", "partial", "failed"].map(|outcome| pushes.of([outcome]));
+        Self {
+            taken,
+            partial,
+            failed,
+            points_lost: metrics.counter(METRIC_POINTS_LOST),
+        }
+    }
+
+    fn tell(&self, now: PushState) {
+        raise(&self.taken, now.taken);
+        raise(&self.partial, now.partial);
+        raise(&self.failed, now.failed);
+        raise(&self.points_lost, now.points_lost);
     }
 }
 

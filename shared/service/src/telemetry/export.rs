@@ -7,7 +7,9 @@ use std::{
 };
 
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol, SpanExporter, WithExportConfig, WithHttpConfig,
+};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
@@ -17,10 +19,12 @@ use opentelemetry_sdk::{
     },
 };
 use protocol::{limits::STEPS_MAX, trace::attribute};
+use reqwest::{blocking, redirect};
 
 use super::Identity;
 use crate::{
     TraceArgs,
+    exit::Failure,
     trace_args::{OtlpEndpoint, OtlpProtocol},
 };
 
@@ -125,7 +129,7 @@ fn count(spans: usize) -> u64 {
 pub(super) fn provider(
     identity: &Identity,
     args: &TraceArgs,
-) -> Result<SdkTracerProvider, ExporterBuildError> {
+) -> Result<SdkTracerProvider, Failure> {
     let sampler = Sampler::TraceIdRatioBased(args.trace_ratio);
     let mut provider = SdkTracerProvider::builder()
         .with_sampler(Sampler::ParentBased(Box::new(sampler)))
@@ -171,11 +175,10 @@ pub(super) fn resource_attributes(identity: &Identity) -> [(&'static str, String
     ]
 }
 
-fn exporter(
-    endpoint: &OtlpEndpoint,
-    protocol: OtlpProtocol,
-) -> Result<SpanExporter, ExporterBuildError> {
-    match protocol {
+fn exporter(endpoint: &OtlpEndpoint, protocol: OtlpProtocol) -> Result<SpanExporter, Failure> {
+    let unusable =
+        |error: ExporterBuildError| Failure::Unusable(format!("--otlp-endpoint: {error}"));
+    let exporter = match protocol {
         OtlpProtocol::Grpc => SpanExporter::builder()
             .with_tonic()
             .with_endpoint(endpoint.to_string())
@@ -183,11 +186,25 @@ fn exporter(
             .build(),
         OtlpProtocol::HttpProtobuf => SpanExporter::builder()
             .with_http()
+            .with_http_client(client()?)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint.at("/v1/traces"))
             .with_timeout(EXPORT_TIMEOUT)
             .build(),
-    }
+    };
+    exporter.map_err(unusable)
+}
+
+/// The library's own, but for redirects: a redirected POST becomes a GET, which succeeds and brings nothing.
+fn client() -> Result<blocking::Client, Failure> {
+    let build = || {
+        let client = blocking::Client::builder().timeout(EXPORT_TIMEOUT);
+        client.redirect(redirect::Policy::none()).build()
+    };
+    // It has a runtime of its own, which cannot be made on a thread of ours.
+    let built = std::thread::spawn(build).join();
+    let built = built.map_err(|_| Failure::Failed("the client of spans cannot be made".to_owned()));
+    built?.map_err(|error| Failure::failed(&error))
 }
 
 /// Lets in as many spans as the library's own queue holds, which drops what is beyond and keeps the number to itself.
@@ -252,7 +269,49 @@ impl ExportSpans for Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        net::TcpListener,
+        pin::pin,
+        task::{Context as Polling, Poll, Waker},
+        thread,
+    };
+
     use super::*;
+
+    /// Whether the spans are exported where the collector's one answer begins with these words.
+    fn exported(status: &'static str) -> bool {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let at = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut head = BufReader::new(&client).lines();
+            while !head.next().unwrap().unwrap().is_empty() {}
+            let head = format!(
+                "HTTP/1.1 {status}\r\nlocation: http://{at}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            client.write_all(head.as_bytes()).unwrap();
+            drop(client);
+            // Who follows finds what takes everything.
+            listener.set_nonblocking(true).unwrap();
+            listener
+        });
+        let endpoint = format!("http://{at}").parse().unwrap();
+        let exporter = exporter(&endpoint, OtlpProtocol::HttpProtobuf).unwrap();
+        let polled =
+            pin!(exporter.export(Vec::new())).poll(&mut Polling::from_waker(Waker::noop()));
+        let listener = server.join().unwrap();
+        assert!(listener.accept().is_err(), "nobody asks again");
+        matches!(polled, Poll::Ready(Ok(())))
+    }
+
+    #[test]
+    fn spans_that_are_sent_elsewhere_are_not_taken() {
+        assert!(exported("200 OK"));
+        for status in ["302 Found", "307 Temporary Redirect", "400 Bad Request"] {
+            assert!(!exported(status), "{status}");
+        }
+    }
 
     #[test]
     fn a_dead_collector_is_told_of_once_and_its_return_once() {
