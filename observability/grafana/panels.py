@@ -21,7 +21,7 @@ HEIGHT = 8
 
 def variable(name, kind, label):
     """A data source that whoever opens the dashboard chooses: no uid of ours is right elsewhere."""
-    return {"name": name, "type": "datasource", "query": kind, "label": label, "hide": 0, "current": {}, "options": []}
+    return {"name": name, "type": "datasource", "query": kind, "label": label, "hide": 0, "options": []}
 
 
 def text_variable(name, label, value):
@@ -31,15 +31,16 @@ def text_variable(name, label, value):
 
 
 def traceql(query, *, kind="traceql", **more):
-    return {"datasource": TEMPO, "queryType": kind, "query": query, "limit": 20, "tableType": "traces", **more}
+    # No filters: those are what the query builder makes a query of.
+    return {"datasource": TEMPO, "queryType": kind, "query": query, "filters": [], "limit": 20, "tableType": "traces", **more}
 
 
 def deployments():
     """The deployment that whoever opens the dashboard chooses."""
     values = "label_values(fresco_build_info, deployment)"
     return {"name": "deployment", "type": "query", "datasource": PROMETHEUS, "label": "Deployment", "hide": 0,
-            "query": {"query": values, "refId": "deployment"}, "definition": values, "refresh": 2, "sort": 1,
-            "includeAll": False, "multi": False, "current": {}, "options": []}
+            "query": {"query": values, "refId": "deployment"}, "refresh": 2, "sort": 1,
+            "includeAll": False, "multi": False, "options": []}
 
 
 def of_deployment(expr):
@@ -139,7 +140,9 @@ def dashboard(uid, title, description, rows, variables):
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [*variables, deployments()]},
-        "links": [{"type": "dashboards", "title": "Fresco", "tags": ["fresco"], "asDropdown": True, "keepTime": True}],
+        # The others, of the same deployment and time.
+        "links": [{"type": "dashboards", "title": "Fresco", "tags": ["fresco"], "icon": "external link", "tooltip": "",
+                   "asDropdown": True, "keepTime": True, "includeVars": True, "targetBlank": False}],
         "annotations": {"list": []},
         "panels": placed,
     }

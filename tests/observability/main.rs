@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
+mod schema;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -1,5 +1,7 @@
 //! The dashboards and alerts of `observability/`, as tests read them.
 
+pub mod schema;
+
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use serde_json::Value;

@@ -13,6 +13,7 @@ pub mod fleet;
 pub mod hosts;
 pub mod http;
 pub mod judge;
+mod node;
 pub mod otlp;
 pub mod pictures;
 pub mod process;

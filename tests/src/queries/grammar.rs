@@ -4,15 +4,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    io::Write,
-    process::{Command, Stdio},
     sync::{Mutex, PoisonError},
 };
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::root;
+use crate::node::ask;
 
 /// A language that a grammar is there for. Prometheus reads its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -49,23 +47,7 @@ pub fn parse(queries: &[(Language, &str)]) -> Vec<Node> {
         .iter()
         .map(|&(language, text)| Question { language, text })
         .collect();
-    let questions = serde_json::to_vec(&questions).expect("texts are JSON");
-    let mut node = Command::new("node")
-        .arg(root().join("tests/src/queries/trees.mjs"))
-        .arg(root().join(".fresco/grammars"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("node: {error}; run `make test`"));
-    let mut stdin = node.stdin.take().expect("it is piped");
-    stdin
-        .write_all(&questions)
-        .expect("node reads its questions");
-    drop(stdin);
-    let output = node.wait_with_output().expect("node ends");
-    let trees = serde_json::from_slice(&output.stdout).ok();
-    let trees = trees.filter(|_| output.status.success());
-    trees.expect("node says above what is wrong; `infra/setup/setup --test` fetches the grammars")
+    ask("queries/trees.mjs", "grammars", &questions)
 }
 
 /// The tree of a query that has to be right.
