@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from panels import (dashboard, heatmap, logql, mean, panel, per_minute, quantiles, query, stacked, text_variable, traceql,
-                    variable)
+from panels import (dashboard, heatmap, logql, mean, panel, per_minute, quantiles, query, stacked, tenant_variable,
+                    text_variable, traceql, variable)
 
 FOLDER = Path(__file__).resolve().with_name("dashboards")
 
@@ -269,23 +269,28 @@ def reliability():
 
 def tracing():
     rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
+    # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant.
+    of_tenant = '{ span.fresco.tenant =~ "$tenant" }'
     find = [
         panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace.",
-              "short", traceql('{ span.fresco.job.id =~ "$job" && duration > $longer }'
-                               " | select(span.fresco.job.id, span.fresco.size, span.fresco.class)"),
+              "short", traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
+                               " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
         panel("Slow jobs", "Whole jobs, from the gateway that followed them.", "short",
-              traceql('{ name = "job" && duration > $longer } | select(span.fresco.job.id, span.fresco.size, span.fresco.steps)'),
+              traceql('{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer }'
+                      " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"),
               kind="table", width=12),
-        panel("Failures", "Spans that are errors, with what went wrong. A cancelled job is none.", "short",
-              traceql("{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"),
+        panel("Failures", "Traces with spans that are errors, with what went wrong. A cancelled job is none.", "short",
+              traceql(of_tenant + " && { status = error } | select(span.fresco.job.id, span.fresco.tenant, span.error.type,"
+                      " resource.service.instance.id)"),
               kind="table", width=12),
         panel("Tried again", "Messages that were delivered more than once, and attempts of workers that nobody heard of again.",
-              "short", traceql('{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
-                               " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
+              "short", traceql(of_tenant + ' && { name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
+                               " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.attempt, span.fresco.worker)"),
               kind="table", width=12),
         panel("Long denoising", "Denoising that took so long, below the message that asked for it.", "short",
-              traceql('{ name = "publish denoise" } >> { name = "denoise" && duration > $longer }'), kind="table", width=12),
+              traceql(of_tenant + ' && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })'),
+              kind="table", width=12),
         heatmap("Jobs by duration", "A point opens the trace of one job.", "s",
                 f"sum by (le) (rate(fresco_job_duration_seconds_bucket{INTERVAL}))", width=12),
     ]
@@ -329,7 +334,7 @@ def tracing():
               width=24),
     ]
     variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), variable("loki", "loki", "Loki"),
-                 text_variable("namespace", "Namespace", ".+"), text_variable("job", "Job", ".*"),
+                 text_variable("namespace", "Namespace", ".+"), tenant_variable(), text_variable("job", "Job", ".*"),
                  text_variable("longer", "Longer than", "1s"), text_variable("trace", "Trace", "")]
     return dashboard("fresco-tracing", "Fresco / Tracing", "From a slow picture to the span that made it slow.",
                      [("Find", find), ("One trace", one), ("Graph", graph), ("Spans", red)], variables)

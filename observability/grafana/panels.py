@@ -14,6 +14,9 @@ LOKI = {"type": "loki", "uid": "${loki}"}
 DEPLOYMENT = 'deployment=~"$deployment"'
 OURS = re.compile(r"\b(fresco_\w+)(?:\{([^}]*)\})?")
 
+# Of a trace in a table. Tempo's default of 3 leaves room for one span beside the two that name a job's tenant.
+SPANS_MAX = 10
+
 # Grafana's grid.
 COLUMNS = 24
 HEIGHT = 8
@@ -32,15 +35,25 @@ def text_variable(name, label, value):
 
 def traceql(query, *, kind="traceql", **more):
     # No filters: those are what the query builder makes a query of.
-    return {"datasource": TEMPO, "queryType": kind, "query": query, "filters": [], "limit": 20, "tableType": "traces", **more}
+    return {"datasource": TEMPO, "queryType": kind, "query": query, "filters": [], "limit": 20, "spss": SPANS_MAX,
+            "tableType": "traces", **more}
+
+
+def label_variable(name, label, values, **more):
+    """A value that a label has, which whoever opens the dashboard chooses."""
+    return {"name": name, "type": "query", "datasource": PROMETHEUS, "label": label, "hide": 0,
+            "query": {"query": f"label_values({values})", "refId": name}, "refresh": 2, "sort": 1,
+            "includeAll": False, "multi": False, "options": [], **more}
 
 
 def deployments():
-    """The deployment that whoever opens the dashboard chooses."""
-    values = "label_values(fresco_build_info, deployment)"
-    return {"name": "deployment", "type": "query", "datasource": PROMETHEUS, "label": "Deployment", "hide": 0,
-            "query": {"query": values, "refId": "deployment"}, "refresh": 2, "sort": 1,
-            "includeAll": False, "multi": False, "options": []}
+    return label_variable("deployment", "Deployment", "fresco_build_info, deployment")
+
+
+def tenant_variable():
+    """One tenant or all of them; `none` is who has no key, or everybody where clients are not told apart."""
+    return label_variable("tenant", "Tenant", f"fresco_tenant_jobs_total{{{DEPLOYMENT}}}, tenant", includeAll=True,
+                          allValue=".*", current={"text": "All", "value": "$__all", "selected": True})
 
 
 def of_deployment(expr):

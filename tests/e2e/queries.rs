@@ -8,7 +8,7 @@ use std::{
 
 use integration::{
     api::{Api, IN_BACKGROUND},
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
+    fleet::{END_WITHIN, Fleet},
     http,
     otlp::{Captured, Collector},
     queries::{
@@ -16,8 +16,9 @@ use integration::{
         grammar::{Language, parsed},
         logql, shipped, traceql,
     },
+    tenants::{PRESS, STUDIO, TestTenant},
 };
-use protocol::{Role, WorkerPresence};
+use protocol::{Role, Tenant, WorkerPresence};
 use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
 use serde_json::{Value, json};
 
@@ -55,50 +56,39 @@ struct Past {
     painted: BTreeMap<String, u64>,
 }
 
-async fn submit(api: &Api, job: &'static str, steps: u64) -> String {
+async fn submit(api: &Api, key: Option<TestTenant>, job: &'static str, steps: u64) -> String {
     let request = json!({
         "prompt": format!("a {job} fox"), "size": "64x64", "seed": 7, "num_inference_steps": steps,
     });
     let parent = format!("00-{}-b7ad6b7169203331-01", trace(job));
-    let headers = [IN_BACKGROUND, ("traceparent", parent.as_str())];
+    let mut headers = vec![IN_BACKGROUND, ("traceparent", parent.as_str())];
+    if let Some(key) = key {
+        headers.push(key.header());
+    }
     api.generate(&request, &headers).await.unwrap().id()
 }
 
 async fn run() -> Past {
     let collector = Collector::start().await;
-    let flags = [
-        "--otlp-endpoint",
-        &collector.url(),
-        "--log-format",
-        "json",
-        "--log",
-        "debug",
-    ];
-    let mut fleet = Fleet::start(Size {
-        denoisers: 3,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Replay(TIMES),
-        shell_flags: flags.map(str::to_owned).to_vec(),
-        ..Size::default()
-    })
-    .await;
+    let mut fleet = Fleet::watched(TIMES, &collector).await;
     fleet.script(&[Rule {
         prompt_contains: "poisoned".to_owned(),
         stage: FaultStage::Denoise,
         fault: Fault::Fail,
     }]);
     let api = Api::new(&fleet.gateway);
+    let (mut second, keyed) = fleet.watched_gateway_of_tenants(&collector).await;
     let (start, mut ids) = (Instant::now(), BTreeMap::new());
-    ids.insert("killed", submit(&api, "killed", 10).await);
+    ids.insert("killed", submit(&keyed, Some(STUDIO), "killed", 10).await);
     let (painting, _) = fleet.until_painting().await;
     let dead = fleet.denoisers.remove(painting);
     let mut workers = workers(&fleet).await.into_iter();
     let killed = workers.find(|worker| worker.process == dead.id());
     let killed = killed.unwrap();
     drop(dead);
-    for (job, steps) in [("poisoned", 1), ("quick", 2), ("cancelled", 100)] {
-        ids.insert(job, submit(&api, job, steps).await);
-    }
+    ids.insert("poisoned", submit(&keyed, Some(PRESS), "poisoned", 1).await);
+    ids.insert("quick", submit(&keyed, Some(STUDIO), "quick", 2).await);
+    ids.insert("cancelled", submit(&api, None, "cancelled", 100).await);
     api.until_state(&ids["cancelled"], "denoise_running").await;
     api.cancel(&ids["cancelled"]).await;
     for id in ids.values() {
@@ -107,10 +97,12 @@ async fn run() -> Past {
     // None of them took longer than this; one second more, and one more for the slow one's denoising.
     let longer = start.elapsed() + Duration::from_secs(1);
     let steps = (longer + Duration::from_secs(1)).div_duration_f64(STEP);
-    ids.insert("slow", submit(&api, "slow", steps.ceil() as u64).await);
+    let steps = steps.ceil() as u64;
+    ids.insert("slow", submit(&keyed, Some(PRESS), "slow", steps).await);
     api.until_ended(&ids["slow"]).await;
     fleet.until_queues_empty().await;
     let painted = painted(&fleet).await;
+    second.terminate(END_WITHIN).await;
     fleet.terminate().await;
     Past {
         spans: collector.spans(),
@@ -149,23 +141,31 @@ impl Past {
             job,
             longer,
             namespace: &self.namespace,
+            ..Filled::default()
+        }
+    }
+
+    fn search(&self, query: &str) -> Vec<traceql::Found> {
+        let tree = parsed(Language::TraceQl, query);
+        let found = traceql::search(&tree, &self.spans);
+        found.unwrap_or_else(|error| panic!("{query}: {error}"))
+    }
+
+    /// A column of a table that is empty whatever is found is of an attribute that nobody has.
+    fn fills_its_columns(&self, query: &str) {
+        let query = asked(query).filled(&self.filled("", ".*", "0s"));
+        let found = self.search(&query);
+        for column in 0..found.first().map_or(0, |first| first.selected.len()) {
+            let mut cells = found.iter().map(|found| &found.selected[column]);
+            let name = &found[0].selected[column].0;
+            let is_filled = cells.any(|(_, values)| !values.is_empty());
+            assert!(is_filled, "{query}: {name}");
         }
     }
 
     /// What became of the jobs whose traces a query finds. Clients also look at jobs, in traces of their own.
     fn found(&self, query: &str) -> BTreeSet<&str> {
-        let tree = parsed(Language::TraceQl, query);
-        let found = traceql::search(&tree, &self.spans);
-        let found = found.unwrap_or_else(|error| panic!("{query}: {error}"));
-        // A column of a table that is empty for whatever was found is of an attribute that nobody has.
-        for column in 0..found.first().map_or(0, |first| first.selected.len()) {
-            let mut cells = found.iter().map(|found| &found.selected[column]);
-            let name = &found[0].selected[column].0;
-            assert!(
-                cells.any(|(_, values)| !values.is_empty()),
-                "{query}: {name}"
-            );
-        }
+        let found = self.search(query);
         let of = |trace: &str| JOBS.into_iter().find(|job| self::trace(job) == trace);
         // Of one span each.
         let is_look = |found: &traceql::Found| {
@@ -189,33 +189,36 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
         past.filled("", ".*", &past.longer),
     );
     let of = |job: &str, longer| past.filled("", &past.ids[job], longer);
-    let by_id = r#"{ span.fresco.job.id =~ "$job" && duration > $longer } | select(span.fresco.job.id, span.fresco.size, span.fresco.class)"#;
+    let whose = |tenant, with| Filled { tenant, ..with };
+    let (studio, press, nobody) = (STUDIO.name, PRESS.name, Tenant::NONE);
     vec![
-        (by_id, longer, &["slow"]),
-        (by_id, of("quick", "0s"), &["quick"]),
-        (by_id, of("killed", "0s"), &["killed"]),
-        (by_id, of("quick", &past.longer), &[]),
-        (by_id, all, &JOBS),
-        (
-            r#"{ name = "job" && duration > $longer } | select(span.fresco.job.id, span.fresco.size, span.fresco.steps)"#,
-            longer,
-            &["slow"],
-        ),
-        (
-            "{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)",
-            all,
-            &["killed", "poisoned"],
-        ),
-        (
-            r#"{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 } | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"#,
-            all,
-            &["killed", "poisoned"],
-        ),
-        (
-            r#"{ name = "publish denoise" } >> { name = "denoise" && duration > $longer }"#,
-            longer,
-            &["slow"],
-        ),
+        (BY_ID, longer, &["slow"]),
+        (BY_ID, of("quick", "0s"), &["quick"]),
+        (BY_ID, of("killed", "0s"), &["killed"]),
+        (BY_ID, of("quick", &past.longer), &[]),
+        (BY_ID, all, &JOBS),
+        (BY_ID, whose(studio, all), &["killed", "quick"]),
+        (BY_ID, whose(press, all), &["poisoned", "slow"]),
+        (BY_ID, whose(nobody, all), &["cancelled"]),
+        (BY_ID, whose(press, of("quick", "0s")), &[]),
+        (SLOW, longer, &["slow"]),
+        (SLOW, whose(press, longer), &["slow"]),
+        (SLOW, whose(studio, longer), &[]),
+        (SLOW, whose(studio, all), &["killed", "quick"]),
+        (FAILURES, all, &["killed", "poisoned"]),
+        (FAILURES, whose(studio, all), &["killed"]),
+        (FAILURES, whose(press, all), &["poisoned"]),
+        (FAILURES, whose(nobody, all), &[]),
+        (AGAIN, all, &["killed", "poisoned"]),
+        (AGAIN, whose(studio, all), &["killed"]),
+        (AGAIN, whose(press, all), &["poisoned"]),
+        (AGAIN, whose(nobody, all), &[]),
+        (DENOISING, longer, &["slow"]),
+        (DENOISING, whose(press, longer), &["slow"]),
+        (DENOISING, whose(studio, longer), &[]),
+        (DENOISING, whose(studio, all), &["killed", "quick"]),
+        (OF_STUDIO, all, &["killed", "quick"]),
+        (ASKED_BY_STUDIO, all, &["killed", "quick"]),
         (r#"{ name = "lost attempt" }"#, all, &["killed"]),
         (
             r#"{ name = "process denoise" && span.fresco.attempt > 1 }"#,
@@ -236,6 +239,14 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
     ]
 }
 
+const BY_ID: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { span.fresco.job.id =~ "$job" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"#;
+const SLOW: &str = r#"{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"#;
+const FAILURES: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { status = error } | select(span.fresco.job.id, span.fresco.tenant, span.error.type, resource.service.instance.id)"#;
+const AGAIN: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { name = "lost attempt" || span.messaging.nats.delivered_count > 1 } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.attempt, span.fresco.worker)"#;
+const DENOISING: &str = r#"{ span.fresco.tenant =~ "$tenant" } && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })"#;
+const OF_STUDIO: &str = r#"{ span.fresco.tenant = "studio" }"#;
+/// By the requests alone: a job that no gateway lived to follow to its end is still somebody's.
+const ASKED_BY_STUDIO: &str = r#"{ kind = server && span.fresco.tenant = "studio" }"#;
 const BY_DENOISER: &str = r#"{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)"#;
 const TO_LINES: &str =
     r#"{service_namespace="${__span.tags["service.namespace"]}"} |= "${__span.traceId}""#;
@@ -246,8 +257,12 @@ const TROUBLE: &str = r#"sum by (service_name, level) (count_over_time({service_
 async fn each_query_finds_the_jobs_that_it_should_and_no_others() {
     let past = run().await;
     let cases = cases(&past);
-    let known = cases.iter().map(|(query, ..)| *query);
-    let known: BTreeSet<_> = known
+    let of_jobs: BTreeSet<_> = cases.iter().map(|(query, ..)| *query).collect();
+    for query in &of_jobs {
+        past.fills_its_columns(query);
+    }
+    let known: BTreeSet<_> = of_jobs
+        .into_iter()
         .chain([BY_DENOISER, TO_LINES, LINES, TROUBLE])
         .collect();
     for asked in shipped() {

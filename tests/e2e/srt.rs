@@ -1,8 +1,7 @@
 //! A fleet whose AR stage is an SRT server: a fake one, since no SGLang runs here, held to the contract.
 
-use std::net::SocketAddr;
-
 use integration::{
+    TINY_CODEBOOK_SIZE,
     api::Api,
     fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size, until},
     http,
@@ -12,8 +11,6 @@ use protocol::{DenoiseParameters, ImageSize, Seed};
 use replay::{ArTimes, DenoiseTimes, Scene, Table, Times, picture};
 use serde_json::{Value, json};
 
-/// Of the tiny checkpoint.
-const CODEBOOK_SIZE: u32 = 512;
 const STEPS: u16 = 2;
 const INSTANT: &[(u32, f64)] = &[(1, 0.0)];
 /// Nothing finishes within a test.
@@ -31,12 +28,11 @@ fn table(rows_ms: &'static [(u32, f64)]) -> Table {
 
 fn setup(rows_ms: &'static [(u32, f64)]) -> Setup {
     let times = Times::new(table(rows_ms), 1.0).unwrap();
-    Setup::new(times, CODEBOOK_SIZE)
+    Setup::new(times, TINY_CODEBOOK_SIZE)
 }
 
 async fn server(setup: Setup) -> FakeSrt {
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    FakeSrt::start(anywhere, setup).await.unwrap()
+    FakeSrt::start_anywhere(setup).await.unwrap()
 }
 
 async fn fleet(servers: &[&FakeSrt]) -> Fleet {
@@ -67,7 +63,7 @@ fn expected(seed: u64) -> Vec<u8> {
         seed,
         size,
         denoise: denoise.unwrap(),
-        prior: &prior(seed, size, CODEBOOK_SIZE),
+        prior: &prior(seed, size, TINY_CODEBOOK_SIZE),
     };
     picture(&scene).unwrap()
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use integration::{
-    dashboards::{dashboards, folder, labels, names},
+    dashboards::{Dashboard, dashboards, folder, labels, names},
     queries::{
         Filled,
         grammar::{Language, parse},
@@ -126,6 +126,28 @@ fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
             .collect();
         assert!(unknown.is_empty(), "{place}: {unknown:?} in {query}");
     }
+}
+
+#[test]
+fn a_variable_offers_the_values_of_a_label_that_its_metric_has() {
+    let samples = samples();
+    let mut offered = BTreeSet::new();
+    for Dashboard { file, json } in dashboards() {
+        let variables = json["templating"]["list"].as_array().unwrap();
+        let queried = variables.iter().filter(|it| it["type"] == "query");
+        for query in queried.map(|it| it["query"]["query"].as_str().unwrap()) {
+            let inside = query.strip_prefix("label_values(");
+            let inside = inside.and_then(|rest| rest.strip_suffix(')')).unwrap();
+            let (metric, label) = inside.rsplit_once(", ").unwrap();
+            let spec = samples[metric.split('{').next().unwrap()];
+            for label in labels(metric).into_iter().chain([label.to_owned()]) {
+                let known = spec.labels.iter().chain(&ADDED).any(|it| *it == label);
+                assert!(known, "{file}: {label} of {}", spec.name);
+                offered.insert(label);
+            }
+        }
+    }
+    assert!(offered.contains("tenant"), "{offered:?}");
 }
 
 #[test]

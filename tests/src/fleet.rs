@@ -19,10 +19,14 @@ use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process,
 mod flags;
 mod logs;
 mod waiting;
+mod watched;
 
 use self::flags::{ar_engine_flags, engine_flags, write_faults};
 
-pub use self::waiting::{until, until_up};
+pub use self::{
+    ending::END_WITHIN,
+    waiting::{until, until_up},
+};
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);

@@ -47,6 +47,9 @@ pub fn tiny_model() -> PathBuf {
     root().join("tests/data/tiny")
 }
 
+/// How many prior tokens the tiny checkpoint knows.
+pub const TINY_CODEBOOK_SIZE: u32 = 512;
+
 /// The checkpoint that draws what a prompt says.
 pub fn demo_model() -> PathBuf {
     root().join("assets/fresco-demo")

@@ -14,13 +14,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     api::Api,
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size, until},
+    fleet::{Fleet, until},
     otlp::{Collector, Tree, hex},
     process::Process,
     prometheus::Prometheus,
     queries::logql::Line,
     tempo::{Config, Generator, Processor},
-    tenants::{PRESS, STUDIO, TestTenant, tenants_file},
+    tenants::{PRESS, STUDIO, TestTenant},
 };
 
 /// AR in 200 ms, a picture of 10 steps in 600.
@@ -62,12 +62,9 @@ impl Scenario {
         let began = began.expect("after 1970").as_secs_f64();
         let collector = Arc::new(Collector::start().await);
         let generator = Generator::start(Arc::clone(&collector), EDGES_WAIT).await;
-        let mut fleet = fleet(&collector).await;
+        let mut fleet = Fleet::watched(TIMES, &collector).await;
         let prometheus = Prometheus::start().await;
-        let (tenants, spans) = (tenants_file(fleet.folder()), collector.url());
-        let tenants = tenants.to_str().expect("paths of tests are text");
-        let tenants = ["--tenants", tenants, "--otlp-endpoint", &spans];
-        let (tenants_gateway, tenants) = fleet.start_gateway("tenants", &tenants).await;
+        let (tenants_gateway, tenants) = fleet.watched_gateway_of_tenants(&collector).await;
         prometheus.watch(&fleet.bus, &ROLES).await;
         prometheus.watch_tempo(generator.address());
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -126,28 +123,6 @@ impl Scenario {
         let lost = lost.expect("the next one tells of it");
         Tree::of(&spans, &hex(&lost.span.trace_id))
     }
-}
-
-async fn fleet(collector: &Collector) -> Fleet {
-    // What a single job did is said at debug.
-    let flags = [
-        "--otlp-endpoint",
-        &collector.url(),
-        "--log-format",
-        "json",
-        "--log",
-        "debug",
-    ];
-    let fleet = Fleet::start(Size {
-        denoisers: 3,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Replay(TIMES),
-        shell_flags: flags.map(str::to_owned).to_vec(),
-        ..Size::default()
-    });
-    let fleet = fleet.await;
-    fleet.script(&[]);
-    fleet
 }
 
 fn request(number: u64, prompt: &str) -> Value {

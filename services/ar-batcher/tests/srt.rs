@@ -2,13 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use ar_batcher::{
     engine::{BatchProgress, EngineError, PriorBatch, PriorEngine, PriorRow, RowOutcome},
     srt::{SrtArgs, SrtEngine},
 };
 use integration::{
+    TINY_CODEBOOK_SIZE,
     fleet::until,
     free_port,
     srt::{FakeSrt, Fault, Rule, Setup, prior},
@@ -19,8 +20,6 @@ use replay::{ArTimes, DenoiseTimes, Table, Times};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Of the tiny checkpoint.
-const CODEBOOK_SIZE: u32 = 512;
 /// Long beside an instant answer, short beside a test.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// The seed that faults are for.
@@ -38,12 +37,11 @@ fn setup(rows_ms: &'static [(u32, f64)]) -> Setup {
             decode_ms: 0.0,
         },
     };
-    Setup::new(Times::new(table, 1.0).unwrap(), CODEBOOK_SIZE)
+    Setup::new(Times::new(table, 1.0).unwrap(), TINY_CODEBOOK_SIZE)
 }
 
 async fn server(setup: Setup) -> FakeSrt {
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    FakeSrt::start(anywhere, setup).await.unwrap()
+    FakeSrt::start_anywhere(setup).await.unwrap()
 }
 
 fn engine(url: &str) -> SrtEngine {
@@ -81,7 +79,7 @@ fn codes(seeds: &[u64], outcomes: &[RowOutcome]) -> Vec<Option<ErrorCode>> {
     assert_eq!(seeds.len(), outcomes.len());
     let code = |(seed, outcome): (&u64, &RowOutcome)| match outcome {
         Ok(written) => {
-            let known = prior(Seed::new(*seed).unwrap(), small(), CODEBOOK_SIZE);
+            let known = prior(Seed::new(*seed).unwrap(), small(), TINY_CODEBOOK_SIZE);
             assert_eq!(written.tokens.ids(), known.ids(), "seed {seed}");
             None
         }
@@ -121,7 +119,7 @@ async fn a_row_of_every_size_has_its_own_grid_and_counts() {
         let progress = watch::Sender::new(BatchProgress::default());
         let ran = engine.run(batch([7], size), progress.clone(), CancellationToken::new());
         let written = ran.await.unwrap().remove(0).unwrap();
-        let known = prior(Seed::new(7).unwrap(), size, CODEBOOK_SIZE);
+        let known = prior(Seed::new(7).unwrap(), size, TINY_CODEBOOK_SIZE);
         assert_eq!(written.tokens, known, "{size}");
         assert_eq!(written.usage.generated_tokens, new_tokens, "{size}");
         let told = *progress.borrow();

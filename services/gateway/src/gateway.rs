@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use messaging::{Bus, BusError};
-use protocol::{ErrorCode, JobId, StoredPrior};
+use protocol::{ErrorCode, JobId, StoredPrior, trace::attribute};
 use service::{Health, clock::unix_millis, exit::chain, health::Readiness, telemetry::spans};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 use warp::http::HeaderMap;
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
     reply::ApiError,
     request::{ImageRequest, PriorSource},
     submit::{Admission, Basis, Order, draw_seed},
-    tenants::{Caller, Tenants, caller},
+    tenants::{Caller, Tenants, caller, name_of},
     turns::Turns,
 };
 
@@ -46,9 +47,12 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Who asks with these headers; the refusal of who may not.
+    /// Who asks with these headers, which the request's span is told; the refusal of who may not.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
-        caller(self.tenants.as_ref(), headers)
+        let caller = caller(self.tenants.as_ref(), headers)?;
+        let name = name_of(caller.tenant());
+        spans::set(&Span::current(), attribute::TENANT, name.to_owned());
+        Ok(caller)
     }
 
     /// What is stored under the name of earlier prior tokens that `request` gives, if it gives one.

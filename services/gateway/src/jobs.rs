@@ -10,7 +10,7 @@ use std::{
 
 use messaging::{Bus, ProgressByOutput, Results, WATCHES_MAX};
 use protocol::{
-    ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord, Tenant,
+    ErrorCode, IdempotencyKey, IdempotencyRecord, JobId, JobRecord,
     trace::{attribute, span, value},
 };
 use service::telemetry::spans;
@@ -25,6 +25,7 @@ use crate::{
     reply::ApiError,
     rooms::{Room, Rooms},
     submit::Order,
+    tenants::name_of,
 };
 
 /// Most jobs one gateway follows at once: as many as `messaging` watches. A job costs some kilobytes here.
@@ -241,7 +242,7 @@ fn job_span(order: &Order) -> Span {
     );
     spans::set(&span, attribute::GEN_AI_OUTPUT_TYPE, value::IMAGE);
     spans::set(&span, attribute::GEN_AI_REQUEST_CHOICE_COUNT, outputs);
-    let tenant = record.tenant.as_ref().map_or(Tenant::NONE, Tenant::as_str);
+    let tenant = name_of(record.tenant.as_ref());
     spans::set(&span, attribute::TENANT, tenant.to_owned());
     spans::set(&span, attribute::CLASS, order.class().to_string());
     spans::set(&span, attribute::SIZE, record.size.to_string());

@@ -133,6 +133,11 @@ pub(crate) fn caller(tenants: Option<&Tenants>, headers: &HeaderMap) -> Result<C
     Ok(Caller::Tenant(tenant.clone()))
 }
 
+/// As traces have it.
+pub(crate) fn name_of(tenant: Option<&Tenant>) -> &str {
+    tenant.map_or(Tenant::NONE, Tenant::as_str)
+}
+
 impl Caller {
     pub(crate) const fn tenant(&self) -> Option<&Tenant> {
         match self {

@@ -11,7 +11,7 @@ use crate::{
     bus::Bus,
     error::BusError,
     provision::{
-        CONSUMER_FIELDS_FREE, Difference, SERVER, STREAM_FIELDS_FREE, bucket_config,
+        CONSUMER_FIELDS_FREE, Difference, Room, SERVER, STREAM_FIELDS_FREE, bucket_config,
         consumer_config, differences_of, kept_as_results, stream_config,
     },
 };
@@ -105,7 +105,7 @@ impl Bus {
     async fn look_at_stream(
         &self,
         name: String,
-        mut config: stream::Config,
+        config: stream::Config,
         topology: &Topology,
         wanted: Wanted,
     ) -> Result<Finding, BusError> {
@@ -117,14 +117,13 @@ impl Bus {
             });
         };
         let found = info.config;
-        if kept_as_results(topology).contains(&config.name) {
-            // The room for them is a site's own, as it is for services.
-            config.max_bytes = found.max_bytes;
-            if wanted.result_ttl.is_none() {
-                config.max_age = found.max_age;
-                config.duplicate_window = found.duplicate_window;
-            }
-        }
+        // As it is for services, unless somebody asks for an age.
+        let room = match kept_as_results(topology).contains(&config.name) {
+            false => Room::Fixed,
+            true if wanted.result_ttl.is_some() => Room::OwnSize,
+            true => Room::Own,
+        };
+        let config = room.fitted(config, &found);
         let mut free = STREAM_FIELDS_FREE.to_vec();
         if wanted.replicas.is_some() {
             free.retain(|field| *field != "num_replicas");

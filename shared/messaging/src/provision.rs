@@ -4,9 +4,11 @@
 //! so a difference is an operator's decision and here an error that names it. The client's own `get_or_create_*`
 //! ignores differences and its `create_consumer` silently updates a consumer that others share.
 
+mod compare;
 mod config;
+mod room;
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use async_nats::{
     Message as NatsMessage,
@@ -18,32 +20,16 @@ use protocol::{
     topology::{ConsumerSpec, Topology},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 
-pub(crate) use self::config::{bucket_config, consumer_config, stream_config};
-use crate::{
-    bus::{Bus, bucket_stream},
-    error::BusError,
-    upkeep::Upkeep,
+pub use self::compare::Difference;
+use self::compare::json;
+pub(crate) use self::{
+    compare::{CONSUMER_FIELDS_FREE, STREAM_FIELDS_FREE, differences_of},
+    config::{bucket_config, consumer_config, stream_config},
+    room::{Policy, Room, kept_as_results, room},
 };
-
-/// One setting that is not as the topology says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
-    /// The server's name of it.
-    pub field: String,
-    /// What the topology says; `null` for the server's default.
-    pub wanted: String,
-    /// What the server has.
-    pub found: String,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}, not {}", self.field, self.found, self.wanted)
-    }
-}
+use crate::{bus::Bus, error::BusError, upkeep::Upkeep};
 
 /// The server is not as the topology says.
 #[derive(Debug, thiserror::Error)]
@@ -82,32 +68,6 @@ const PROVISION_RETRY_MAX: Duration = Duration::from_secs(15);
 /// Between two tries.
 const PROVISION_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// What to do about something missing.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Policy {
-    Create,
-    Report,
-}
-
-/// Whether a stream's age and size have to be the topology's.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    Fixed,
-    /// How much it may hold is a site's own.
-    OwnSize,
-    /// And so is for how long.
-    Own,
-}
-
-/// The streams that are kept as results are: how large a site makes them is its own.
-pub(crate) fn kept_as_results(topology: &Topology) -> [String; 3] {
-    [
-        topology.results.name.clone(),
-        bucket_stream(&topology.idempotency.name),
-        bucket_stream(&topology.priors.name),
-    ]
-}
-
 /// How one thing was found.
 pub(crate) enum Found {
     AsWanted,
@@ -117,20 +77,6 @@ pub(crate) enum Found {
 
 /// What a difference of the server itself is told under.
 pub(crate) const SERVER: &str = "the server's configuration";
-
-/// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-pub(crate) const STREAM_FIELDS_FREE: [&str; 7] = [
-    "metadata",
-    "num_replicas",
-    // Follows from the number of replicas.
-    "persist_mode",
-    "placement",
-    "compression",
-    "consumer_limits",
-    "description",
-];
-pub(crate) const CONSUMER_FIELDS_FREE: [&str; 4] =
-    ["metadata", "num_replicas", "description", "name"];
 
 impl Bus {
     /// Creates what is missing. What is there with other settings is an error, and is left as it is.
@@ -201,7 +147,7 @@ impl Bus {
 
     pub(crate) async fn conform_stream(
         &self,
-        mut wanted: stream::Config,
+        wanted: stream::Config,
         policy: Policy,
         room: Room,
     ) -> Result<Found, ProvisionError> {
@@ -223,13 +169,7 @@ impl Bus {
                     .config
             }
         };
-        if room != Room::Fixed {
-            wanted.max_bytes = found.max_bytes;
-        }
-        if room == Room::Own {
-            wanted.max_age = found.max_age;
-            wanted.duplicate_window = found.duplicate_window;
-        }
+        let wanted = room.fitted(wanted, &found);
         refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)?;
         Ok(how)
     }
@@ -296,15 +236,6 @@ impl Bus {
     }
 }
 
-/// Who makes streams makes them for as long as it was told; who looks takes those that there are.
-pub(crate) fn room(stream: &str, chosen: &[String], policy: Policy) -> Room {
-    match (chosen.iter().any(|name| name == stream), policy) {
-        (false, _) => Room::Fixed,
-        (true, Policy::Create) => Room::OwnSize,
-        (true, Policy::Report) => Room::Own,
-    }
-}
-
 fn is_worth_a_try(error: &BusError, end: Instant) -> bool {
     let again = matches!(error, BusError::Unavailable { .. })
         && Instant::now() + PROVISION_RETRY_DELAY < end;
@@ -351,101 +282,5 @@ fn refuse_difference(
         Ok(())
     } else {
         Err(ProvisionError::Differs { name, differences })
-    }
-}
-
-pub(crate) fn differences_of(
-    wanted: &impl Serialize,
-    found: &impl Serialize,
-    free: &[&str],
-) -> Vec<Difference> {
-    differences(&fields(wanted), &fields(found), free)
-}
-
-fn json(config: &impl Serialize) -> Value {
-    serde_json::to_value(config).expect("a configuration is a JSON object")
-}
-
-fn fields(config: &impl Serialize) -> Map<String, Value> {
-    match json(config) {
-        Value::Object(fields) => fields,
-        _ => unreachable!("a configuration is a JSON object"),
-    }
-}
-
-/// A field that is absent on one side has its default there, which JSON writes as null, false, 0, "" or not at all.
-fn differences(
-    wanted: &Map<String, Value>,
-    found: &Map<String, Value>,
-    free: &[&str],
-) -> Vec<Difference> {
-    let names = wanted
-        .keys()
-        .chain(found.keys().filter(|name| !wanted.contains_key(*name)));
-    let value = |side: &Map<String, Value>, name: &str| side.get(name).cloned().unwrap_or_default();
-    names
-        .filter(|name| !free.contains(&name.as_str()))
-        .map(|name| (name, value(wanted, name), value(found, name)))
-        .filter(|(_, wanted, found)| wanted != found && !(is_default(wanted) && is_default(found)))
-        .map(|(name, wanted, found)| Difference {
-            field: name.clone(),
-            wanted: wanted.to_string(),
-            found: found.to_string(),
-        })
-        .collect()
-}
-
-fn is_default(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(value) => !value,
-        // The server writes "no limit" as -1 where 0 was asked for.
-        Value::Number(value) => matches!(value.as_i64(), Some(0 | -1)),
-        Value::String(value) => value.is_empty(),
-        Value::Array(value) => value.is_empty(),
-        Value::Object(value) => value.is_empty(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn object(value: &Value) -> Map<String, Value> {
-        fields(value)
-    }
-
-    #[test]
-    fn only_settings_of_the_topology_are_compared() {
-        let table = [
-            (json!({"max_msgs": 5}), json!({"max_msgs": 5}), vec![]),
-            (
-                json!({"max_msgs": 5}),
-                json!({"max_msgs": 6}),
-                vec!["max_msgs"],
-            ),
-            (json!({"max_msgs": 5}), json!({}), vec!["max_msgs"]),
-            (json!({}), json!({"sealed": true}), vec!["sealed"]),
-            (
-                json!({"max_consumers": 0}),
-                json!({"max_consumers": -1, "sealed": false}),
-                vec![],
-            ),
-            (
-                json!({}),
-                json!({"metadata": {"_nats.ver": "2.15.1"}, "num_replicas": 3}),
-                vec![],
-            ),
-        ];
-        for (wanted, found, expected) in table {
-            let differences = differences(&object(&wanted), &object(&found), &STREAM_FIELDS_FREE);
-            let fields: Vec<&str> = differences
-                .iter()
-                .map(|difference| difference.field.as_str())
-                .collect();
-            assert_eq!(fields, expected);
-        }
     }
 }

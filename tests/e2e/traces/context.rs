@@ -1,28 +1,23 @@
 //! What a trace takes along from process to process, and to servers that are none of ours.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use async_nats::HeaderMap;
 use futures::StreamExt;
 use integration::{
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
     http::Answer,
     otlp::Collector,
-    srt::{FakeSrt, Fault, Rule, Setup},
+    srt::{Fault, Rule},
 };
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use protocol::trace::{attribute, span};
-use replay::Times;
 use reqwest::Client;
 use tokio::time::timeout;
 
-use super::{QUICK, SAMPLED, TRACE, exporting, fleet, fox, generate_in, tree_of};
+use super::{QUICK, SAMPLED, TRACE, exporting, fleet, fox, generate_in, srt_fleet, tree_of};
 
 /// A message that is on its way.
 const SOON: Duration = Duration::from_secs(20);
-
-/// Of the tiny checkpoint.
-const CODEBOOK_SIZE: u32 = 512;
 
 #[tokio::test]
 async fn tracestate_and_baggage_of_a_client_reach_the_message_of_the_denoiser() {
@@ -58,27 +53,14 @@ async fn tracestate_and_baggage_of_a_client_reach_the_message_of_the_denoiser() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_of_an_srt_server_is_a_client_span_and_takes_the_trace_there() {
-    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), CODEBOOK_SIZE);
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = FakeSrt::start(anywhere, setup).await.unwrap();
+    let collector = Collector::start().await;
+    let (server, fleet) = srt_fleet(1, exporting(&collector.url(), "grpc")).await;
     // The first call fails, and is made again.
     server.script(&[Rule {
         seed: None,
         times: Some(1),
         fault: Fault::ServerError,
     }]);
-    let collector = Collector::start().await;
-    let fleet = Fleet::start(Size {
-        denoisers: 1,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Srt {
-            urls: vec![server.url()],
-            table: QUICK,
-        },
-        shell_flags: exporting(&collector.url(), "grpc"),
-        ..Size::default()
-    })
-    .await;
     assert_eq!(generate_in(&fleet, SAMPLED, &fox(1)).await.data().len(), 1);
 
     let tree = tree_of(&collector, TRACE, 1).await;

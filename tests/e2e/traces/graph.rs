@@ -1,22 +1,17 @@
 //! What a service graph is made of.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use integration::{
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
     http,
     otlp::{Captured, Collector},
-    srt::{FakeSrt, Setup},
     tempo::{Config, Processor},
 };
 use protocol::trace::span;
-use replay::{Fault, FaultStage, Rule, Times};
+use replay::{Fault, FaultStage, Rule};
 use serde_json::json;
 
-use super::{QUICK, exporting, fleet, fox};
+use super::{QUICK, exporting, fleet, fox, srt_fleet};
 
 /// What the emulation of Tempo makes of spans once no half of an edge has anything to wait for.
 fn service_graph(spans: &[Captured]) -> Processor {
@@ -54,26 +49,10 @@ async fn a_service_graph_has_every_edge_and_no_span_without_its_other_end() {
     assert_eq!(graph.edges(), wanted);
 }
 
-/// What the tiny checkpoint's engine draws from.
-const TINY_CODEBOOK: u32 = 512;
-
 #[tokio::test]
 async fn a_message_that_comes_again_is_half_an_edge_and_an_engine_without_spans_a_whole_one() {
     let collector = Collector::start().await;
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), TINY_CODEBOOK);
-    let server = FakeSrt::start(anywhere, setup).await.unwrap();
-    let mut fleet = Fleet::start(Size {
-        denoisers: 2,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Srt {
-            urls: vec![server.url()],
-            table: QUICK,
-        },
-        shell_flags: exporting(&collector.url(), "grpc"),
-        ..Size::default()
-    })
-    .await;
+    let (_server, mut fleet) = srt_fleet(2, exporting(&collector.url(), "grpc")).await;
     fleet.script(&[Rule {
         prompt_contains: "poison".into(),
         stage: FaultStage::Denoise,

@@ -8,12 +8,14 @@ mod metrics;
 mod tree;
 
 use integration::{
+    TINY_CODEBOOK_SIZE,
     fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
     http::Answer,
     otlp::{Captured, Collector, Tree},
+    srt::{FakeSrt, Setup},
 };
 use protocol::trace::{attribute, span, value};
-use replay::{ArTimes, DenoiseTimes, Table};
+use replay::{ArTimes, DenoiseTimes, Table, Times};
 use reqwest::Client;
 use serde_json::{Value, json};
 
@@ -46,6 +48,25 @@ async fn fleet(table: Table, denoisers: usize, shell_flags: Vec<String>) -> Flee
     .await;
     fleet.script(&[]);
     fleet
+}
+
+/// The same, quick and with an SRT server for its AR stage.
+async fn srt_fleet(denoisers: usize, shell_flags: Vec<String>) -> (FakeSrt, Fleet) {
+    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), TINY_CODEBOOK_SIZE);
+    let server = FakeSrt::start_anywhere(setup).await.unwrap();
+    let fleet = Fleet::start(Size {
+        denoisers,
+        ack_wait: REPLAY_ACK_WAIT,
+        engine: Engine::Srt {
+            urls: vec![server.url()],
+            table: QUICK,
+        },
+        shell_flags,
+        ..Size::default()
+    })
+    .await;
+    fleet.script(&[]);
+    (server, fleet)
 }
 
 fn fox(steps: u16) -> Value {

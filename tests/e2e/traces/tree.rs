@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use integration::otlp::{Captured, Collector, Tree, number};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use protocol::trace::{attribute, event, span, value};
+use protocol::{
+    Tenant,
+    trace::{attribute, event, span, value},
+};
 use serde_json::json;
 
 use super::{SAMPLED, SERVER, SLOW, TRACE, exporting, fleet, fox, generate_in, tree_of};
@@ -109,6 +112,9 @@ fn assert_attributes(tree: &Tree, job: &str) {
         server.number(attribute::HTTP_RESPONSE_STATUS_CODE),
         Some(200)
     );
+    for span in [server, tree.only(span::JOB)] {
+        assert_eq!(span.text(attribute::TENANT), Some(Tenant::NONE));
+    }
     for span in tree.named(span::PROCESS_DENOISE) {
         assert_eq!(span.text(attribute::MESSAGING_SYSTEM), Some(value::NATS));
         assert_eq!(span.number(attribute::ATTEMPT), Some(1));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Fleet;
 
 /// A process's own time to end, its spans' and a loaded machine's.
-const END_WITHIN: Duration = Duration::from_secs(20);
+pub const END_WITHIN: Duration = Duration::from_secs(20);
 
 impl Fleet {
     /// SIGTERM for every process; each ends by itself, and has sent its spans by then.

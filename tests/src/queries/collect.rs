@@ -28,6 +28,8 @@ pub struct Filled<'a> {
     pub trace: &'a str,
     /// `$job`.
     pub job: &'a str,
+    /// `$tenant`.
+    pub tenant: &'a str,
     /// `$longer`.
     pub longer: &'a str,
     /// `$namespace`, and that of a span whose link is followed.
@@ -40,6 +42,7 @@ impl Default for Filled<'_> {
         Self {
             trace: "0af7651916cd43dd8448eb211c80319c",
             job: ".*",
+            tenant: ".*",
             longer: "1s",
             namespace: ".+",
         }
@@ -56,6 +59,7 @@ impl Asked {
             ("$__auto", "1m"),
             ("$trace", with.trace),
             ("$job", with.job),
+            ("$tenant", with.tenant),
             ("$longer", with.longer),
             ("$namespace", with.namespace),
         ];

@@ -119,6 +119,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Reset;
 
 impl FakeSrt {
+    /// Listens on a free port of this machine.
+    pub async fn start_anywhere(setup: Setup) -> std::io::Result<Self> {
+        Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), setup).await
+    }
+
     /// Listens on `address`; port 0 takes a free one.
     pub async fn start(address: SocketAddr, setup: Setup) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address).await?;

@@ -1,0 +1,60 @@
+//! What an operator may have chosen otherwise than the topology. Pure.
+
+use async_nats::jetstream::stream;
+use protocol::topology::Topology;
+
+use crate::bus::bucket_stream;
+
+/// What to do about something missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Create,
+    Report,
+}
+
+/// Whether a stream's age and size have to be the topology's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    Fixed,
+    /// How much it may hold is a site's own.
+    OwnSize,
+    /// And so is for how long.
+    Own,
+}
+
+/// The streams that are kept as results are: how large a site makes them is its own.
+pub(crate) fn kept_as_results(topology: &Topology) -> [String; 3] {
+    [
+        topology.results.name.clone(),
+        bucket_stream(&topology.idempotency.name),
+        bucket_stream(&topology.priors.name),
+    ]
+}
+
+/// Who makes streams makes them for as long as it was told; who looks takes those that there are.
+pub(crate) fn room(stream: &str, chosen: &[String], policy: Policy) -> Room {
+    match (chosen.iter().any(|name| name == stream), policy) {
+        (false, _) => Room::Fixed,
+        (true, Policy::Create) => Room::OwnSize,
+        (true, Policy::Report) => Room::Own,
+    }
+}
+
+impl Room {
+    /// What is wanted of a stream that is there, where what a site has chosen is taken as it is found.
+    pub(crate) fn fitted(self, wanted: stream::Config, found: &stream::Config) -> stream::Config {
+        let sized = stream::Config {
+            max_bytes: found.max_bytes,
+            ..wanted.clone()
+        };
+        match self {
+            Self::Fixed => wanted,
+            Self::OwnSize => sized,
+            Self::Own => stream::Config {
+                max_age: found.max_age,
+                duplicate_window: found.duplicate_window,
+                ..sized
+            },
+        }
+    }
+}
