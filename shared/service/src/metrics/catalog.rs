@@ -78,7 +78,7 @@ const STEP_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
 
-/// What is not measured should be milliseconds.
+/// What is not measured, and what storing takes, should be milliseconds.
 const REST_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
 ];
@@ -182,7 +182,7 @@ catalog! {
     OUTPUT_DURATION = Histogram(JOB_SECONDS), "fresco_output_duration_seconds", ["outcome"], GATEWAY,
         "From accepting a request to the end of each output: done, cancelled, refused for what it asked, expired, expired_early at a deadline that its client set sooner than ours, failed, also where the broker did not tell at the deadline; outputs of a gateway that dies are missing";
     STAGE_WAIT = Histogram(JOB_SECONDS), "fresco_stage_wait_seconds", ["stage"], GATEWAY,
-        "What a finished picture waited for a stage: ar, denoise, or as a result for its gateway; denoise begins with its prior tokens";
+        "What a finished picture waited for a stage: ar, denoise, or as a result for its gateway; denoise begins with its prior tokens, so what storing its message took is part of it: fresco_ar_store_seconds";
     STAGE_RUN = Histogram(JOB_SECONDS), "fresco_stage_run_seconds", ["stage"], GATEWAY,
         "What a stage took for a finished picture: ar, denoise, decode; and cached instead of ar where its prior tokens were stored or came along";
     UNATTRIBUTED = Histogram(REST_SECONDS), "fresco_unattributed_seconds", [], GATEWAY,
@@ -200,7 +200,7 @@ catalog! {
     QUEUE_IDLE_PULLS = Gauge, "fresco_queue_idle_pulls", ["stage", "class"], GATEWAY,
         "Workers that wait for a message";
     QUEUE_OLDEST = Gauge, "fresco_queue_oldest_seconds", ["stage", "class"], GATEWAY,
-        "Age of the oldest message that waits for a worker; 0 where none does; what batchers hold is not among them";
+        "Age of the oldest message that waits for a worker; 0 where none does; what batchers hold is not among them: fresco_ar_oldest_waiting_seconds";
     QUEUE_ETA = Gauge, "fresco_queue_eta_seconds", ["class"], GATEWAY,
         "Forecast of what an output accepted now waits for what is queued or held, at the rate measured lately; absent before one was; a request counts as the mean number of outputs of those accepted here";
     OUTPUTS_OPEN = Gauge, "fresco_outputs_open", [], GATEWAY,
@@ -259,12 +259,16 @@ catalog! {
         "Outputs that ended, or were another batcher's, before the AR stage was done with them";
     AR_ROWS_WAITING = Gauge, "fresco_ar_rows_waiting", [], BATCHER,
         "Outputs that this batcher holds and that wait for an engine, or for room at the denoise stage";
+    AR_OLDEST_WAITING = Gauge, "fresco_ar_oldest_waiting_seconds", [], BATCHER,
+        "How long ago the oldest output was accepted that this batcher holds and that waits; 0 where none does";
     AR_SLOTS = Gauge, "fresco_ar_slots", [], BATCHER,
         "Outputs that may run on this batcher's engines at once";
     AR_BATCH_ROWS = Histogram(ROWS), "fresco_ar_batch_rows", [], BATCHER,
         "Outputs in one call that an AR engine took";
     AR_BATCH_FILL = Histogram(TENTHS), "fresco_ar_batch_fill_ratio", [], BATCHER,
         "Share of the slots that was taken when a call of the AR engine started";
+    AR_STORE = Histogram(REST_SECONDS), "fresco_ar_store_seconds", [], BATCHER,
+        "From an output's prior tokens to its stored denoise message, tries that the broker did not take included";
     PRIOR_CACHE_HITS = Counter, "fresco_prior_cache_hits", [], BATCHER,
         "Outputs whose prior tokens were stored already";
     PRIOR_CACHE_MISSES = Counter, "fresco_prior_cache_misses", [], BATCHER,
