@@ -13,11 +13,14 @@ from panels import (dashboard, heatmap, logql, mean, panel, per_minute, quantile
 
 FOLDER = Path(__file__).resolve().with_name("dashboards")
 
-# Of the outputs that a deployment is to answer for: who cancels has got what was asked for.
+# Of the outputs that a deployment is to answer for: who cancels, or wants it sooner than anybody promised, or what no engine
+# takes, has got what was asked for. FrescoErrorBudgetBurn counts alike.
 OUTPUTS = "fresco_output_duration_seconds_count"
 DONE = '{outcome="done"}'
 MISSED = '{outcome=~"failed|expired"}'
-ANSWERED = '{outcome!="cancelled"}'
+ANSWERED = '{outcome=~"done|failed|expired"}'
+# Requests that were turned away for want of the deployment itself.
+UNSERVED = 'fresco_rejections_total{reason=~"not_ready|bus_unavailable|internal"}'
 # One bad output in a hundred is the budget.
 BUDGET = 0.01
 INTERVAL = "[$__rate_interval]"
@@ -27,33 +30,33 @@ EDGES, EXPIRED = (f'{{__name__=~"tempo_metrics_generator_processor_service_graph
 
 
 def overview():
-    burn = (
-        lambda window: f"(sum(rate({OUTPUTS}{MISSED}[{window}])) or vector(0)) "
-        f"/ sum(rate({OUTPUTS}{ANSWERED}[{window}])) / {BUDGET}"
-    )
+    answers = lambda which, window: f"sum(rate({OUTPUTS}{which}[{window}]) or rate({UNSERVED}[{window}]))"
+    burn = lambda window: f"{answers(MISSED, window)} / {answers(ANSWERED, window)} / {BUDGET}"
     now = [
         panel("Pictures per minute", "Pictures finished per minute, of jobs that any gateway let in.", "short",
               query(per_minute(OUTPUTS, where=DONE), "pictures"), kind="stat", must=True, width=6, height=5),
         panel("Open outputs", "Outputs accepted and not ended, over all gateways.", "short",
               query("sum(fresco_outputs_open)", "open"), kind="stat", must=True, width=6, height=5),
-        panel("Median job", "Half of the jobs of the last minutes took no longer, from request to last picture.", "s",
-              quantiles("fresco_job_duration_seconds", of=(0.5,)), kind="stat", must=True, width=6, height=5),
-        panel("Device seconds per picture", "What a picture costs: time of devices over pictures painted; attempts that "
-              "came to nothing count.", "s",
+        panel("Median job", "Half of the jobs of the last minutes that got all their pictures took no longer, from request to "
+              "last picture.", "s",
+              quantiles("fresco_job_duration_seconds", where=DONE, of=(0.5,)), kind="stat", must=True, width=6, height=5),
+        panel("Denoiser seconds per picture", "What a picture costs at the denoisers: time of their devices over pictures "
+              "painted; attempts that came to nothing count, devices of AR engines do not.", "s",
               query(f"sum(rate(fresco_device_busy_seconds_total{INTERVAL})) / sum(rate(fresco_outputs_painted_total{INTERVAL}))",
                     "per picture"), kind="stat", must=True, width=6, height=5),
     ]
     work = [
         stacked("Outputs by outcome", "Outputs that ended per minute, by how they ended.", "short",
                 query(per_minute(OUTPUTS, by="outcome"), "{{outcome}}"), must=True),
-        panel("Job duration", "From accepting a request to its last picture. The points are traces of single jobs.", "s",
-              quantiles("fresco_job_duration_seconds"), must=True),
-        heatmap("Jobs by duration", "How many jobs took how long; a point opens the trace of one.", "s",
-                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{INTERVAL}))", must=True),
-        panel("Mean duration by size", "Size classes end at 512, 1024 and 1536 pixels squared.", "s",
-              query(mean("fresco_job_duration_seconds", by="size_class"), "{{size_class}}")),
-        panel("Mean duration by priority", "What priority buys.", "s",
-              query(mean("fresco_job_duration_seconds", by="class"), "{{class}}")),
+        panel("Job duration", "From accepting a request to its last picture, of jobs that got them all: one that fails at once "
+              "makes none of them fast. The points are traces of single jobs.", "s",
+              quantiles("fresco_job_duration_seconds", where=DONE), must=True),
+        heatmap("Jobs by duration", "How many jobs that got their pictures took how long; a point opens the trace of one.", "s",
+                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", must=True),
+        panel("Mean duration by size", "Of jobs that got their pictures. Size classes end at 512, 1024 and 1536 pixels squared.", "s",
+              query(mean("fresco_job_duration_seconds", where=DONE, by="size_class"), "{{size_class}}")),
+        panel("Mean duration by priority", "What priority buys, of jobs that got their pictures.", "s",
+              query(mean("fresco_job_duration_seconds", where=DONE, by="class"), "{{class}}")),
         panel("Forecast and real wait", "What an output accepted now is forecast to wait, by class, and what finished "
               "pictures have waited for both stages.", "s",
               [query("max by (class) (fresco_queue_eta_seconds)", "forecast {{class}}"),
@@ -61,14 +64,16 @@ def overview():
                      f"/ sum(rate(fresco_unattributed_seconds_count{INTERVAL}))", "real")], must=True),
     ]
     promise = [
-        panel("Error budget burn", f"Failed and expired outputs against a budget of {BUDGET:.0%}: 1 uses it up exactly, "
-              "14.4 uses up a month's in two days.", "short",
+        panel("Error budget burn", "Outputs that failed or missed the deployment's own deadline, and requests that it answered "
+              f"with 503 or 500, against a budget of {BUDGET:.0%}: 1 uses it up exactly, 14.4 uses up a month's in two days.",
+              "short",
               [query(burn("5m"), "5 minutes"), query(burn("1h"), "1 hour"), query(burn("6h"), "6 hours")]),
         panel("Refused requests", "Requests for pictures that did not become jobs, by error code.", "short",
               query(per_minute("fresco_rejections_total", by="reason"), "{{reason}}"), must=True),
         panel("Refused for want of room", "Outputs of requests that were told to come back later.", "short",
               query(per_minute("fresco_outputs_refused_total"), "outputs")),
-        panel("Missed deadlines", "Outputs that ended at their deadline, and those that a gateway had to end itself.", "short",
+        panel("Missed deadlines", "Outputs that ended at their deadline, ours or a sooner one of their clients, and those that a "
+              "gateway had to end itself.", "short",
               [query(per_minute("fresco_deadline_missed_total"), "missed"),
                query(per_minute("fresco_outputs_expired_total"), "ended by a gateway")]),
         panel("Requests", "Requests that became jobs, that joined one by their key, and jobs that were cancelled.", "short",
@@ -92,14 +97,16 @@ def pipeline():
                 "the whole; where clocks differ so that they are not, by how much is drawn on top, whichever is more.", "s",
                 [share("fresco_stage_wait_seconds", "wait"), share("fresco_stage_run_seconds", "run"),
                  query(mean("fresco_unattributed_seconds"), "unattributed")], must=True, width=16, height=10),
-        panel("Nobody's time", "By how much waits and runs miss the whole: clocks that differ between machines.", "s",
+        panel("Nobody's time", "By how much waits and runs miss the whole: clocks that differ between machines. Time that no "
+              "stage measures is not here but in the wait for the next one.", "s",
               quantiles("fresco_unattributed_seconds", of=(0.5, 0.99)), height=10),
     ]
     queues = [
         stacked("Waiting", "Messages that no worker has: requests at ar, outputs at denoise.", "short",
                 query("max by (stage, class) (fresco_queue_depth)", "{{stage}} {{class}}"), must=True),
-        panel("Oldest", "Age of the oldest message that waits.", "s",
-              query("max by (stage, class) (fresco_queue_oldest_seconds)", "{{stage}} {{class}}"), must=True),
+        panel("Oldest", "Age of the oldest message that waits, and of what waits in batchers, which have it out of its queue.", "s",
+              [query("max by (stage, class) (fresco_queue_oldest_seconds)", "{{stage}} {{class}}"),
+               query("max(fresco_ar_oldest_waiting_seconds)", "in batchers")], must=True),
         panel("Forecast", "What an output accepted now waits, at the rate measured lately.", "s",
               query("max by (class) (fresco_queue_eta_seconds)", "{{class}}"), must=True),
         stacked("With workers", "Messages that workers hold.", "short",
@@ -123,8 +130,10 @@ def pipeline():
                query(per_minute("fresco_ar_rows_failed_total"), "failed"),
                query(per_minute("fresco_ar_rows_withdrawn_total"), "withdrawn"),
                query(per_minute("fresco_ar_engine_calls_total"), "calls")], must=True),
-        panel("AR time", "What prior tokens took.", "s",
+        panel("AR time", "What AR engines took for prior tokens; those that were there already are not among them.", "s",
               quantiles("fresco_stage_run_seconds", where='{stage="ar"}', of=(0.5, 0.95)), must=True),
+        panel("Storing", "From prior tokens to a stored denoise message: part of what a picture waits for denoising, and long "
+              "where the broker does not take it.", "s", quantiles("fresco_ar_store_seconds", of=(0.5, 0.99)), must=True),
         panel("Prior cache", "Share of the outputs whose prior tokens were there already.", "percentunit",
               query(f"sum(rate(fresco_prior_cache_hits_total{INTERVAL})) / (sum(rate(fresco_prior_cache_hits_total{INTERVAL})) "
                     f"+ sum(rate(fresco_prior_cache_misses_total{INTERVAL})))", "hits")),
@@ -291,8 +300,8 @@ def tracing():
         panel("Long denoising", "Denoising that took so long, below the message that asked for it.", "short",
               traceql(of_tenant + ' && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })'),
               kind="table", width=12),
-        heatmap("Jobs by duration", "A point opens the trace of one job.", "s",
-                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{INTERVAL}))", width=12),
+        heatmap("Jobs by duration", "Of jobs that got their pictures. A point opens the trace of one.", "s",
+                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", width=12),
     ]
     one = [
         panel("Trace", "The trace whose id stands above; a click on its bars leads to its log lines and to metrics of its time.",

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use integration::{
-    dashboards::{Panel, dashboards},
+    dashboards::{Panel, conditions, dashboards, selectors},
     fleet::until,
     otlp::hex,
     prometheus::Prometheus,
@@ -50,10 +50,13 @@ async fn every_panel_shows_a_fleet_at_work_and_its_time_adds_up() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(executed > 60, "{executed}");
     adds_up(prometheus).await;
+    selected_values_are_there(&scenario).await;
     points_lead_to_traces(&scenario).await;
 }
 
-/// Waits and runs of all stages are the whole, within 2 %.
+/// Waits and runs of all stages are the whole, within 2 %. They are made of stamps, each the end of one and the beginning of
+/// the next: it shows that clocks agree, of machines and of a process with itself, and no time that a stage took
+/// unmeasured. That is looked for in spans: `e2e::traces`.
 async fn adds_up(prometheus: &Prometheus) {
     let whole = r#"sum(fresco_output_duration_seconds_sum{outcome="done"})"#;
     let parts = "sum(fresco_stage_wait_seconds_sum) + sum(fresco_stage_run_seconds_sum)";
@@ -62,6 +65,31 @@ async fn adds_up(prometheus: &Prometheus) {
     let rest = value(prometheus, "sum(fresco_unattributed_seconds_sum)").await;
     assert!((parts - whole).abs() <= 0.02 * whole, "{parts} of {whole}");
     assert!(rest <= 0.02 * whole, "{rest} of {whole}");
+}
+
+/// A rule that asks for a value which no label has is silent for ever, and so is a panel.
+async fn selected_values_are_there(scenario: &Scenario) {
+    let panels = dashboards();
+    let panels = panels.iter().flat_map(|dashboard| dashboard.panels());
+    let panels = panels.flat_map(|panel| {
+        let queries = panel.promql().into_iter();
+        queries.map(move |query| (panel.name.clone(), query))
+    });
+    let mut asked = BTreeSet::new();
+    for (place, query) in panels.chain(conditions()) {
+        let selected = selectors(&query).into_iter();
+        let of_values = selected.filter(|selector| !selector.ends_with("{}"));
+        asked.extend(of_values.map(|selector| (selector, place.clone())));
+    }
+    assert!(asked.len() > 30, "{asked:?}");
+    let mut faults = Vec::new();
+    for (selector, place) in asked {
+        let query = format!("last_over_time({selector}[{}s])", scenario.seconds());
+        if scenario.prometheus.now(&query).await.is_empty() {
+            faults.push(format!("{place}: nothing has {selector}"));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 /// What a click on a point of a latency asks for is a trace that the collector has got.

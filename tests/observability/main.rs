@@ -12,7 +12,7 @@ use std::{
 };
 
 use integration::{
-    dashboards::{Dashboard, dashboards, folder, labels, names},
+    dashboards::{Dashboard, alerts, conditions, dashboards, folder, labels, names, selectors},
     queries::{
         Filled,
         grammar::{Language, parse},
@@ -39,10 +39,6 @@ fn run(program: &str, arguments: &[&str], folder: &std::path::Path) -> String {
     said
 }
 
-fn alerts() -> String {
-    fs::read_to_string(folder().join("alerts/fresco.yml")).unwrap()
-}
-
 /// Every query to Prometheus, with where it stands.
 fn queries() -> Vec<(String, String)> {
     let panels = dashboards().into_iter().flat_map(|d| d.panels());
@@ -51,21 +47,6 @@ fn queries() -> Vec<(String, String)> {
         queries.into_iter().map(move |q| (panel.name.clone(), q))
     });
     of_panels.chain(links_to_metrics()).collect()
-}
-
-/// The conditions of alerts, each with its alert.
-fn conditions() -> Vec<(String, String)> {
-    let text = alerts();
-    let rules = text.split("- alert: ").skip(1);
-    rules
-        .map(|rule| {
-            let name = rule.lines().next().unwrap_or_default().to_owned();
-            let condition = rule.split("expr:").nth(1).unwrap();
-            let ends = ["\n        for:", "\n        labels:"].map(|end| condition.find(end));
-            let end = ends.into_iter().flatten().min().unwrap();
-            (name, condition[..end].to_owned())
-        })
-        .collect()
 }
 
 /// Name of a sample → its metric.
@@ -126,6 +107,38 @@ fn a_query_groups_and_selects_by_labels_that_its_metrics_have() {
             .collect();
         assert!(unknown.is_empty(), "{place}: {unknown:?} in {query}");
     }
+}
+
+/// Those that end at once for what they ask, or that nobody waited for, make a fleet look fast.
+#[test]
+fn how_long_jobs_take_is_asked_of_those_that_ended_alike() {
+    let (queries, names) = (queries(), ["job", "output"]);
+    let names = names.map(|what| format!("fresco_{what}_duration_seconds"));
+    let of_durations = |query: &&String| names.iter().any(|name| query.contains(name));
+    let asked: Vec<_> = queries.iter().map(|(_, query)| query).collect();
+    let asked: Vec<_> = asked.into_iter().filter(of_durations).collect();
+    assert!(asked.len() > 8, "{asked:?}");
+    for query in asked {
+        assert!(labels(query).contains("outcome"), "{query} mixes outcomes");
+    }
+}
+
+/// What a gateway forgets when the broker does not answer it once, and an alert must not.
+#[test]
+fn a_look_that_fails_begins_no_alert_anew() {
+    let forgotten = ["queue_", "stream_m", "stream_b", "dead_letter_", "workers"];
+    let mut asked = 0;
+    for (alert, condition) in conditions() {
+        for (at, _) in condition.match_indices("fresco_") {
+            let name = &condition[at + "fresco_".len()..];
+            if forgotten.iter().any(|start| name.starts_with(start)) {
+                let kept = condition[..at].ends_with("last_over_time(");
+                assert!(kept, "{alert} asks for fresco_{name:.30} of this moment");
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked >= 10, "{asked}");
 }
 
 #[test]
@@ -345,4 +358,13 @@ fn labels_are_found_where_promql_has_them() {
     let query = r#"sum by (a, b) (rate(x{c="1", d=~"2|3", e!="4"}[5m])) / on (f) group_left(g) y"#;
     let found: Vec<_> = labels(query).into_iter().collect();
     assert_eq!(found, ["a", "b", "c", "d", "e", "f", "g"]);
+}
+
+#[test]
+fn every_value_that_is_selected_by_is_found_where_promql_has_it() {
+    let query = r#"sum by (a) (rate(fresco_x_total{a=~"1|2", b!="3", deployment=~"$deployment"}[5m]))
+        / on () fresco_y unless up{job="fresco"}"#;
+    let found: Vec<_> = selectors(query).into_iter().collect();
+    let of = |a| format!(r#"fresco_x_total{{a="{a}",b="3"}}"#);
+    assert_eq!(found, [of(1), of(2), "fresco_y{}".to_owned()]);
 }

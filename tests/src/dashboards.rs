@@ -83,6 +83,67 @@ impl Panel {
     }
 }
 
+/// The rules of Prometheus.
+pub fn alerts() -> String {
+    fs::read_to_string(folder().join("alerts/fresco.yml")).expect("it is there")
+}
+
+/// What rules ask for, alerts' and what is recorded for them, each with its name.
+pub fn conditions() -> Vec<(String, String)> {
+    let text = alerts();
+    let rules = text.split("\n      - ").skip(1);
+    let condition = |rule: &str| {
+        let name = rule.lines().next()?.split_once(": ")?.1.to_owned();
+        let (_, condition) = rule.split_once("expr:")?;
+        let ends = ["\n        for:", "\n        labels:", "\n\n"];
+        let end = ends.into_iter().filter_map(|end| condition.find(end)).min();
+        Some((name, condition[..end.unwrap_or(condition.len())].to_owned()))
+    };
+    let conditions =
+        rules.map(|rule| condition(rule).expect("a rule has a name and an expression"));
+    conditions.collect()
+}
+
+/// What `query` selects of our metrics, once for each value that it names: of `a=~"b|c"` there are two. A value that is not
+/// wanted is named all the same. Without the deployment, which is the reader's.
+pub fn selectors(query: &str) -> BTreeSet<String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = query.match_indices("fresco_").filter(|(at, _)| {
+        let before = query[..*at].chars().next_back();
+        !before.is_some_and(is_name)
+    });
+    let of_name = names.flat_map(|(at, _)| {
+        let rest = &query[at..];
+        let (name, rest) = rest.split_at(rest.find(|c| !is_name(c)).unwrap_or(rest.len()));
+        let inside = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        let mut selected = vec![Vec::new()];
+        for (label, values) in matchers(inside.map_or("", |(inside, _)| inside)) {
+            let with = |known: &Vec<String>, value: &str| {
+                let one = format!("{label}=\"{value}\"");
+                [known.clone(), vec![one]].concat()
+            };
+            let each = selected.iter();
+            selected = each
+                .flat_map(|known| values.split('|').map(move |value| with(known, value)))
+                .collect();
+        }
+        let of = move |matchers: Vec<String>| format!("{name}{{{}}}", matchers.join(","));
+        selected.into_iter().map(of)
+    });
+    of_name.collect()
+}
+
+/// Labels and values of what stands between braces.
+fn matchers(inside: &str) -> Vec<(&str, &str)> {
+    let parts = inside.split("\",").filter(|part| !part.trim().is_empty());
+    let parts = parts.map(|part| {
+        let (label, value) = part.split_once('"').expect("a value is quoted");
+        let label = label.trim().trim_end_matches(['=', '!', '~']).trim_end();
+        (label, value.trim_end_matches('"'))
+    });
+    parts.filter(|(label, _)| *label != "deployment").collect()
+}
+
 /// The names in `text` that look like metrics of `prefix`.
 pub fn names(text: &str, prefix: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';

@@ -1,11 +1,13 @@
 //! What the batcher did, for `/metrics`.
 
+use std::time::Duration;
+
 use batching::Redelivery;
 use service::metrics::{
     Counter, Gauge, Histogram, Metrics, Worker,
     catalog::{
-        AR_BATCH_FILL, AR_BATCH_ROWS, AR_ENGINE_CALLS, AR_ROWS_FAILED, AR_ROWS_FINISHED,
-        AR_ROWS_STARTED, AR_ROWS_WAITING, AR_ROWS_WITHDRAWN, AR_SLOTS,
+        AR_BATCH_FILL, AR_BATCH_ROWS, AR_ENGINE_CALLS, AR_OLDEST_WAITING, AR_ROWS_FAILED,
+        AR_ROWS_FINISHED, AR_ROWS_STARTED, AR_ROWS_WAITING, AR_ROWS_WITHDRAWN, AR_SLOTS, AR_STORE,
     },
     number,
 };
@@ -21,9 +23,11 @@ pub(crate) struct Counters {
     rows_failed: Counter,
     pub(crate) withdrawn: Counter,
     waiting: Gauge,
+    oldest_waiting: Gauge,
     slots: Gauge,
     batch_rows: Histogram,
     batch_fill: Histogram,
+    store: Histogram,
     inflight: Gauge,
     pub(crate) worker: Worker,
 }
@@ -38,9 +42,11 @@ impl Counters {
             rows_failed: metrics.counter(AR_ROWS_FAILED),
             withdrawn: metrics.counter(AR_ROWS_WITHDRAWN),
             waiting: metrics.gauge(AR_ROWS_WAITING),
+            oldest_waiting: metrics.gauge(AR_OLDEST_WAITING),
             slots: metrics.gauge(AR_SLOTS),
             batch_rows: metrics.histogram(AR_BATCH_ROWS),
             batch_fill: metrics.histogram(AR_BATCH_FILL),
+            store: metrics.histogram(AR_STORE),
             inflight: worker.inflight.clone(),
             worker,
         }
@@ -55,6 +61,16 @@ impl Counters {
     pub(crate) fn holds(&self, waiting: usize, running: usize) {
         self.waiting.set(number(waiting as u64));
         self.inflight.set(number(running as u64));
+    }
+
+    /// The oldest of those that wait was accepted so long ago; none waits: 0.
+    pub(crate) fn oldest_waits(&self, waited: Duration) {
+        self.oldest_waiting.set(waited.as_secs_f64());
+    }
+
+    /// An output's denoise message is stored, so long after its prior tokens were there.
+    pub(crate) fn stored(&self, took: Duration) {
+        self.store.observe(took.as_secs_f64());
     }
 
     /// See `Bench::called`.

@@ -223,6 +223,12 @@ impl Held {
         self.with(|open| self.held_since <= held_since && waits(open))
     }
 
+    /// Whether an output of it waits here, for an engine or for room.
+    pub(crate) fn waits(&self) -> bool {
+        let mut open = self.open.values();
+        open.any(|open| matches!(open.doing, Doing::Waiting { .. }))
+    }
+
     fn with(&self, matches: impl Fn(&OpenOutput) -> bool) -> Vec<OutputId> {
         let open = self.open.iter().filter(|(_, open)| matches(open));
         open.map(|(index, _)| self.request.id().output(*index))

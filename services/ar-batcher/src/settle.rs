@@ -84,7 +84,7 @@ pub(crate) async fn fan_out(
     known: KnownLife,
     made: Made,
 ) -> Fate {
-    let output = known.output();
+    let (output, made_at) = (known.output(), made.times.finished_at);
     let Some(job) = request.denoise_job(&known, made) else {
         let error = JobError::new(ErrorCode::Internal, "a row of no request");
         return refuse(bench, request, output, error).await;
@@ -100,6 +100,8 @@ pub(crate) async fn fan_out(
             Err(error) => pause(output, &error).await,
         }
     }
+    let took_ms = unix_millis().saturating_sub(made_at);
+    bench.counters.stored(Duration::from_millis(took_ms));
     Fate::FannedOut(known)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::{Ending, ErrorCode, ImageSize, OutputState, PriorityClass};
+use protocol::{ErrorCode, ImageSize, PriorityClass};
 use service::metrics::{
     Counter, Labelled, Metrics, Trace, Traced, TracedBy,
     catalog::{
@@ -13,7 +13,8 @@ use service::metrics::{
 };
 
 use crate::{
-    spent::{RUNS, SIZE_CLASSES, Spent, WAITS, on_device, size_class},
+    outcomes::Outcome,
+    spent::{CACHED, RUNS, SIZE_CLASSES, Spent, WAITS, size_class},
     tenant_counters::TenantCounters,
     tenants::Tenants,
 };
@@ -30,10 +31,12 @@ pub(crate) struct Counters {
     deadline_missed: Counter,
     rejections: Labelled<Counter, 1>,
     job_duration: TracedBy<3>,
-    /// In the order of [`ENDINGS`], [`WAITS`] and [`RUNS`]: there from the start, so that rates see the first of each.
-    output_duration: [Traced; 4],
+    /// In the order of [`Outcome::ALL`], [`WAITS`] and [`RUNS`]: there from the start, so that rates see the first of each.
+    output_duration: [Traced; 6],
     stage_wait: [Traced; 3],
     stage_run: [Traced; 3],
+    /// Of prior tokens that nobody had to write: an engine that got slower must show, however many there are.
+    cached_run: Traced,
     unattributed: Traced,
     pub(crate) tenants: TenantCounters,
 }
@@ -62,9 +65,10 @@ impl Counters {
                 .counters(REJECTIONS)
                 .from_zero(ErrorCode::ALL.map(|code| [code.as_str()])),
             job_duration: from_zero(metrics.traced_by(JOB_DURATION)),
-            output_duration: ENDINGS.map(|ending| durations.of([ending_label(ending)])),
+            output_duration: Outcome::ALL.map(|outcome| durations.of([outcome.label()])),
             stage_wait: WAITS.map(|stage| waits.of([stage])),
             stage_run: RUNS.map(|stage| runs.of([stage])),
+            cached_run: runs.of([CACHED]),
             unattributed: metrics.traced(UNATTRIBUTED),
             tenants: TenantCounters::register(metrics, tenants),
         }
@@ -76,31 +80,36 @@ impl Counters {
     }
 
     /// An output of a job that was accepted here has ended, `total` after that; `spent` is where a picture's time went.
-    pub(crate) fn output_ended(&self, ending: Ending, spent: Option<&Spent>, total: Duration) {
+    pub(crate) fn output_ended(&self, outcome: Outcome, spent: Option<&Spent>, total: Duration) {
         let trace = Trace::current();
-        let outcomes = ENDINGS.iter().zip(&self.output_duration);
-        for (_, outcome) in outcomes.filter(|(of, _)| **of == ending) {
-            outcome.observe(total.as_secs_f64(), &trace);
+        let durations = Outcome::ALL.iter().zip(&self.output_duration);
+        for (_, duration) in durations.filter(|(of, _)| **of == outcome) {
+            duration.observe(total.as_secs_f64(), &trace);
         }
-        if ending == Ending::Expired {
+        if matches!(outcome, Outcome::Expired | Outcome::ExpiredEarly) {
             self.deadline_missed.inc();
         }
-        let Some(spent) = spent.filter(|_| ending == Ending::Done) else {
+        let Some(spent) = spent.filter(|_| outcome == Outcome::Done) else {
             return;
         };
         for (stage, seconds) in self.stage_wait.iter().zip(spent.waits) {
             stage.observe(seconds, &trace);
         }
-        for (stage, seconds) in self.stage_run.iter().zip(spent.runs) {
+        let [ar, denoise, decode] = &self.stage_run;
+        let prior = if spent.cached { &self.cached_run } else { ar };
+        for (stage, seconds) in [prior, denoise, decode].into_iter().zip(spent.runs) {
             stage.observe(seconds, &trace);
         }
         self.unattributed.observe(spent.unattributed, &trace);
     }
 
-    /// The last output of such a job has ended, and it ended in `state`.
-    pub(crate) fn job_ended(&self, job: JobKind, state: OutputState, total: Duration) {
-        let outcome = ending_label(ending_of(state));
-        let labels = [outcome, size_class(job.size), class_label(job.class)];
+    /// The last output of such a job has ended.
+    pub(crate) fn job_ended(&self, job: JobKind, outcome: Outcome, total: Duration) {
+        let labels = [
+            outcome.label(),
+            size_class(job.size),
+            class_label(job.class),
+        ];
         let duration = self.job_duration.of(labels);
         duration.observe(total.as_secs_f64(), &Trace::current());
     }
@@ -109,42 +118,14 @@ impl Counters {
 /// With a series for each kind of job: a quantile over some minutes sees nothing of the first job of a series that appears
 /// with it, and where jobs are few most are such.
 fn from_zero(durations: TracedBy<3>) -> TracedBy<3> {
-    for ending in ENDINGS {
+    for outcome in Outcome::ALL {
         for size in SIZE_CLASSES {
             for class in PriorityClass::ALL {
-                drop(durations.of([ending_label(ending), size, class_label(class)]));
+                drop(durations.of([outcome.label(), size, class_label(class)]));
             }
         }
     }
     durations
-}
-
-/// How a job ended whose last output ended in `state`.
-pub(crate) fn ending_of(state: OutputState) -> Ending {
-    match state {
-        OutputState::Done => Ending::Done,
-        OutputState::Cancelled => Ending::Cancelled,
-        OutputState::Expired => Ending::Expired,
-        _ => Ending::Failed,
-    }
-}
-
-/// Every one, in the order of what is counted by them.
-pub(crate) const ENDINGS: [Ending; 4] = [
-    Ending::Done,
-    Ending::Failed,
-    Ending::Cancelled,
-    Ending::Expired,
-];
-
-/// An ending as labels have it.
-pub(crate) const fn ending_label(ending: Ending) -> &'static str {
-    match ending {
-        Ending::Done => "done",
-        Ending::Failed => "failed",
-        Ending::Cancelled => "cancelled",
-        Ending::Expired => "expired",
-    }
 }
 
 /// A class as labels have it.
@@ -165,11 +146,19 @@ impl Default for Counters {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{OutputTimings, Role, Tenant};
+    use protocol::{OutputTimings, PriorUsage, Role, Tenant};
     use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
     use super::*;
     use crate::spent::on_device;
+
+    fn usage(cached: bool) -> PriorUsage {
+        PriorUsage {
+            prompt_tokens: 3,
+            generated_tokens: 4,
+            cached,
+        }
+    }
 
     /// Counts a job that could have been.
     fn record(counters: &Counters, tenants: &[Option<Tenant>], rng: &mut StdRng) {
@@ -188,20 +177,21 @@ mod tests {
             finished_at: next().unwrap(),
         };
         let total = Duration::from_millis(at - start);
-        let ending = *ENDINGS.choose(rng).unwrap();
-        let spent = Spent::of(&timings, at, total);
-        counters.output_ended(ending, spent.as_ref(), total);
+        let outcome = *Outcome::ALL.choose(rng).unwrap();
+        let usage = usage(rng.random());
+        let spent = Spent::of(&timings, Some(&usage), at, total);
+        counters.output_ended(outcome, spent.as_ref(), total);
         let tenant = counters.tenants.of(tenants.choose(rng).unwrap().as_ref());
         tenant.queued(1);
-        tenant.output_ended(ending, spent.as_ref(), on_device(&timings));
-        tenant.job_ended(ending);
+        tenant.output_ended(outcome, spent.as_ref(), on_device(&timings));
+        tenant.job_ended(outcome);
         tenant.rejected();
         let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;
         let job = JobKind {
             size: ImageSize::new(side(rng), side(rng)).unwrap(),
             class: *PriorityClass::ALL.choose(rng).unwrap(),
         };
-        counters.job_ended(job, ending.state(), total);
+        counters.job_ended(job, outcome, total);
         counters.rejected(*ErrorCode::ALL.choose(rng).unwrap());
         counters.jobs_accepted.inc();
     }
@@ -222,6 +212,38 @@ mod tests {
     }
 
     #[test]
+    fn what_an_engine_took_is_not_mixed_with_tokens_that_were_there() {
+        let metrics = Metrics::new(Role::Gateway);
+        let counters = Counters::register(&metrics, None);
+        let timings = OutputTimings {
+            accepted_at: 1_000,
+            ar_started_at: Some(1_000),
+            ar_finished_at: Some(9_000),
+            denoise_started_at: Some(9_000),
+            denoise_finished_at: Some(9_000),
+            finished_at: 9_000,
+        };
+        let there = OutputTimings {
+            ar_finished_at: Some(1_002),
+            ..timings
+        };
+        let total = Duration::from_secs(8);
+        for (timings, cached) in [(timings, false), (there, true), (there, true)] {
+            let spent = Spent::of(&timings, Some(&usage(cached)), 9_000, total);
+            counters.output_ended(Outcome::Done, spent.as_ref(), total);
+        }
+        let text = metrics.exposition().unwrap();
+        for line in [
+            "fresco_stage_run_seconds_count{stage=\"ar\"} 1\n",
+            "fresco_stage_run_seconds_sum{stage=\"ar\"} 8.0\n",
+            "fresco_stage_run_seconds_count{stage=\"cached\"} 2\n",
+            "fresco_stage_run_seconds_count{stage=\"denoise\"} 3\n",
+        ] {
+            assert!(text.contains(line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
     fn ten_thousand_random_jobs_make_no_more_series_than_labels_allow() {
         let metrics = Metrics::new(Role::Gateway);
         let keys = [("studio", 1), ("press", 2)].map(|(name, key)| {
@@ -238,10 +260,10 @@ mod tests {
         }
         let after = series(&metrics);
         // Of a histogram to 600 s: 19 bounds, one for the rest, sum and count.
-        let (histogram, outcomes) = (19 + 3, ENDINGS.len());
+        let (histogram, outcomes) = (19 + 3, Outcome::ALL.len());
         let jobs = outcomes * 4 * PriorityClass::ALL.len() * histogram;
         let outputs = outcomes * histogram;
-        let (stages, unattributed) = (6 * histogram, 11 + 3);
+        let (stages, unattributed) = (7 * histogram, 11 + 3);
         let counters_plain = 8;
         // Two tenants and nobody: jobs by outcome, one histogram, three counters and a gauge.
         let of_tenants = 3 * (outcomes + histogram + 4);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
 use protocol::{
-    Ending, ErrorCode, IdempotencyRecord, JobRecord, OutputResult, OutputState, PriorityClass,
+    ErrorCode, IdempotencyRecord, JobError, JobRecord, OutputResult, PriorityClass,
     trace::{attribute, event, value},
 };
 use service::{clock::unix_millis, exit::chain, telemetry::spans};
@@ -17,9 +17,10 @@ use tokio::{
 use tracing::Span;
 
 use crate::{
-    counters::{JobKind, ending_of},
+    counters::JobKind,
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
-    outcome::{Cause, Ended, EndedByOutput, ending, is_known},
+    outcome::{Cause, Ended, EndedByOutput, is_known},
+    outcomes::{Deadline, Outcome},
     reply::ApiError,
     rooms::Room,
     spent::{Spent, on_device},
@@ -260,19 +261,24 @@ impl Following<'_> {
     fn count(&self) {
         let ended = self.ended.borrow();
         let whole = ended.len() == self.record.outputs.len();
-        if self.room.is_none() || !whole || !ended.values().all(|end| is_known(&end.outcome)) {
+        let outcomes = ended.values().map(|end| self.outcome(&end.outcome));
+        let Some(worst) = outcomes.min().filter(|_| self.room.is_some() && whole) else {
             return;
-        }
-        let states: Vec<_> = ended.values().map(|end| ending(end).state()).collect();
+        };
         let kind = JobKind {
             size: self.record.size,
             class: self.class,
         };
-        let state = OutputState::of_request(&states);
         let counters = &self.jobs.counters;
-        counters.job_ended(kind, state, self.accepted.elapsed());
+        counters.job_ended(kind, worst, self.accepted.elapsed());
         let tenant = counters.tenants.of(self.record.tenant.as_ref());
-        tenant.job_ended(ending_of(state));
+        tenant.job_ended(worst);
+    }
+
+    /// As what an end counts.
+    fn outcome<T>(&self, outcome: &Result<T, JobError>) -> Outcome {
+        let set_by = Deadline::of(self.record, self.jobs.job_timeout);
+        Outcome::of(outcome, set_by)
     }
 
     async fn expire(&mut self) {
@@ -317,13 +323,15 @@ impl Following<'_> {
         if let Err(error) = &result.outcome {
             tracing::info!(output = %result.output, code = %error.code, error = error.text, "output failed");
         }
-        if self.room.is_some() && is_known(&result.outcome) {
-            let (ending, total) = (Ending::of(&result.outcome), self.accepted.elapsed());
-            let spent = Spent::of(&result.timings, unix_millis(), total);
+        // One whose end nobody can tell is taken at its deadline, and once: its client has nothing by then.
+        if self.room.is_some() {
+            let (outcome, total) = (self.outcome(&result.outcome), self.accepted.elapsed());
+            let usage = result.usage.as_ref();
+            let spent = Spent::of(&result.timings, usage, unix_millis(), total);
             let counters = &self.jobs.counters;
-            counters.output_ended(ending, spent.as_ref(), total);
+            counters.output_ended(outcome, spent.as_ref(), total);
             let tenant = counters.tenants.of(self.record.tenant.as_ref());
-            tenant.output_ended(ending, spent.as_ref(), on_device(&result.timings));
+            tenant.output_ended(outcome, spent.as_ref(), on_device(&result.timings));
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

@@ -6,6 +6,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use messaging::{Bus, ProgressByOutput, Results, WATCHES_MAX};
@@ -38,6 +39,8 @@ pub(crate) struct Jobs {
     pub(crate) rooms: Rooms,
     pub(crate) counters: Counters,
     pub(crate) result_ttl: ResultTtl,
+    /// What a job may take whose client does not say.
+    pub(crate) job_timeout: Duration,
     pub(crate) tracker: TaskTracker,
     /// Ends every job's task; the jobs themselves go on without this gateway.
     pub(crate) stop: CancellationToken,
@@ -56,6 +59,7 @@ pub(crate) struct JobsParts {
     pub(crate) rooms: Rooms,
     pub(crate) counters: Counters,
     pub(crate) result_ttl: ResultTtl,
+    pub(crate) job_timeout: Duration,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -143,6 +147,7 @@ impl Jobs {
             rooms,
             counters,
             result_ttl,
+            job_timeout,
             tracker,
             stop,
         } = parts;
@@ -151,6 +156,7 @@ impl Jobs {
             rooms,
             counters,
             result_ttl,
+            job_timeout,
             tracker,
             stop,
             results,

@@ -20,6 +20,7 @@
 //! | `spent`     | where a picture's time went, pure                      |
 //! | `measures`  | what a scrape asks the broker                          |
 //! | `outcome`   | how an output ended, pure                              |
+//! | `outcomes`  | as what that counts, pure                              |
 //! | `pictures`  | bounds the pictures on their way out                   |
 //! | `answer`    | records and results → the images response, pure        |
 //! | `job_answer`| what is known of a job → the job object, pure          |
@@ -41,6 +42,7 @@ mod jobs;
 mod keyed;
 mod measures;
 mod outcome;
+mod outcomes;
 mod pictures;
 mod readiness;
 mod reply;
@@ -154,11 +156,11 @@ pub async fn start(
         rooms,
         counters: counters.clone(),
         result_ttl: result_ttl.clone(),
+        job_timeout: config.job_timeout,
         tracker: shutdown.tracker.clone(),
         stop: effects.clone(),
     });
     let answers_due = CancellationToken::new();
-    let public = config.public_url.clone();
     let gateway = Gateway {
         bus: bus.clone(),
         jobs,
@@ -167,7 +169,7 @@ pub async fn start(
         health,
         patient: patient_seen,
         address: Address {
-            public,
+            public: config.public_url.clone(),
             bound: address,
         },
         counters,

@@ -107,13 +107,13 @@ impl Gauges {
         let Seen {
             measures,
             workers,
-            per_second,
+            pace,
         } = seen;
         for (class, measure) in &measures.ar {
             self.show_queue(["ar", class_label(*class)], measure, now);
         }
         self.show_queue(["denoise", EVERY_CLASS], &measures.denoise, now);
-        for (class, eta) in etas(measures, *per_second) {
+        for (class, eta) in etas(measures, *pace) {
             self.eta.of([class_label(class)]).set(eta);
         }
         self.dead_depth.of([]).set(number(measures.dead.messages));
@@ -172,8 +172,16 @@ impl Gauges {
 struct Seen {
     measures: Measures,
     workers: Vec<WorkerPresence>,
+    pace: Pace,
+}
+
+/// What a forecast counts with.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
     /// Outputs that the deployment finishes in a second when it has work.
     per_second: Option<f64>,
+    /// Outputs of one message of the AR queue, on the average: its own number only its reader knows.
+    per_request: f64,
 }
 
 /// Looks before each scrape.
@@ -210,7 +218,10 @@ async fn look(bus: &Bus, rooms: &Rooms) -> Result<Seen, BusError> {
     Ok(Seen {
         measures,
         workers,
-        per_second: rooms.per_second(),
+        pace: Pace {
+            per_second: rooms.per_second(),
+            per_request: rooms.outputs_per_request(),
+        },
     })
 }
 
@@ -221,22 +232,22 @@ fn age(at: Option<UnixMillis>, now: UnixMillis) -> f64 {
 }
 
 /// What an output accepted now waits, by class: until what is in front of it is done, at the rate measured lately. What
-/// workers hold is in front of it too: batchers hold as many requests again as they run. A request counts as one output,
-/// as nobody but its reader knows how many it has.
-fn etas(measures: &Measures, per_second: Option<f64>) -> Vec<(PriorityClass, f64)> {
-    let Some(per_second) = per_second.filter(|rate| *rate > 0.0) else {
+/// workers hold is in front of it too: batchers hold as many requests again as they run.
+fn etas(measures: &Measures, pace: Pace) -> Vec<(PriorityClass, f64)> {
+    let Some(per_second) = pace.per_second.filter(|rate| *rate > 0.0) else {
         return Vec::new();
     };
     let denoise = measures.denoise.depth;
     // A denoiser that waits for work is behind nobody.
     let painted = if denoise.idle > 0 { 0 } else { denoise.held };
+    let outputs = |requests: u64| number(requests) * pace.per_request;
     let in_ar: u64 = measures.ar.iter().map(|(_, ar)| ar.depth.held).sum();
-    let mut before = denoise.queued.saturating_add(painted).saturating_add(in_ar);
+    let mut before = number(denoise.queued.saturating_add(painted)) + outputs(in_ar);
     let in_order = measures.ar.iter();
     in_order
         .map(|(class, measure)| {
-            before = before.saturating_add(measure.depth.queued);
-            (*class, number(before) / per_second)
+            before += outputs(measure.depth.queued);
+            (*class, before / per_second)
         })
         .collect()
 }
@@ -289,7 +300,15 @@ mod tests {
                 streams: vec![dead],
             },
             workers: vec![presence(Role::Denoiser, 0)],
+            pace: pace(per_second),
+        }
+    }
+
+    /// Of requests for one output each.
+    fn pace(per_second: Option<f64>) -> Pace {
+        Pace {
             per_second,
+            per_request: 1.0,
         }
     }
 
@@ -305,14 +324,30 @@ mod tests {
     #[test]
     fn who_is_behind_more_waits_longer() {
         let measures = seen(None).measures;
-        assert_eq!(etas(&measures, None), []);
-        assert_eq!(etas(&measures, Some(0.0)), []);
-        let etas = etas(&measures, Some(2.0));
+        assert_eq!(etas(&measures, pace(None)), []);
+        assert_eq!(etas(&measures, pace(Some(0.0))), []);
+        let etas = etas(&measures, pace(Some(2.0)));
         let of = |class| etas.iter().find(|(of, _)| *of == class).unwrap().1;
         // Three wait and one is painted, three are held by batchers, and then who waits by class.
         assert_eq!(of(PriorityClass::High), 4.0);
         assert_eq!(of(PriorityClass::Standard), 6.0);
         assert_eq!(of(PriorityClass::Low), 6.0);
+    }
+
+    #[test]
+    fn a_request_in_front_counts_as_many_outputs_as_requests_have() {
+        let measures = seen(None).measures;
+        let etas = etas(
+            &measures,
+            Pace {
+                per_second: Some(2.0),
+                per_request: 4.0,
+            },
+        );
+        let of = |class| etas.iter().find(|(of, _)| *of == class).unwrap().1;
+        // Four outputs at the denoise stage; three requests that batchers hold; one, and four more, that wait.
+        assert_eq!(of(PriorityClass::High), (4.0 + 4.0 * 4.0) / 2.0);
+        assert_eq!(of(PriorityClass::Low), (4.0 + 4.0 * 8.0) / 2.0);
     }
 
     #[test]
@@ -330,7 +365,7 @@ mod tests {
             measure.depth = QueueDepth::default();
         }
         assert!(
-            etas(&measures, Some(1.0))
+            etas(&measures, pace(Some(1.0)))
                 .iter()
                 .all(|(_, eta)| *eta == 0.0)
         );

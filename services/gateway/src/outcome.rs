@@ -140,7 +140,7 @@ impl Cause {
     }
 }
 
-/// Whether it is known how an output ended. Not while the broker does not say: it may be a picture, and counts as nothing.
+/// Whether it is known how an output ended. Not while the broker does not say: it may be a picture.
 pub(crate) fn is_known<T>(outcome: &Result<T, JobError>) -> bool {
     let code = outcome.as_ref().err().map(|error| error.code);
     code != Some(ErrorCode::BusUnavailable)
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_that_the_broker_does_not_tell_counts_as_none() {
+    fn an_end_that_the_broker_does_not_tell_is_not_known() {
         for code in ErrorCode::ALL {
             let ended: Result<(), _> = Err(JobError::new(code, "text"));
             assert_eq!(

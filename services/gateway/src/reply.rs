@@ -324,6 +324,14 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_is_what_http_calls_a_fault_of_the_client() {
+        for code in ErrorCode::ALL {
+            let of_client = http_status(code).is_client_error() && code != ErrorCode::Cancelled;
+            assert_eq!(code.is_refusal(), of_client, "{code}");
+        }
+    }
+
+    #[test]
     fn a_job_that_was_not_queued_for_certain_is_named_and_counts_as_refused() {
         let (error, job) = (ErrorCode::BusUnavailable, JobId::from_u128(1));
         let error = || ApiError::new(error, "text");

@@ -11,6 +11,7 @@ use std::{
 use batching::admission::{Admission, Look};
 use messaging::{Queues, ResultsStore};
 use protocol::{ErrorCode, Role, Tenant, WorkerId, WorkerPresence};
+use service::metrics::number;
 use tokio::time::Instant;
 
 use crate::{counters::Counters, reply::ApiError};
@@ -102,6 +103,17 @@ impl Rooms {
     /// Outputs that the deployment finishes in a second when it has work; `None` before any was seen.
     pub(crate) fn per_second(&self) -> Option<f64> {
         self.lock().per_second()
+    }
+
+    /// Outputs in one request, of those let in here since the start; 1 before there was any.
+    pub(crate) fn outputs_per_request(&self) -> f64 {
+        let Counters {
+            jobs_accepted,
+            outputs_accepted,
+            ..
+        } = &self.counters;
+        let jobs = jobs_accepted.get().max(1);
+        number(outputs_accepted.get().max(jobs)) / number(jobs)
     }
 
     fn lock(&self) -> MutexGuard<'_, Admission> {

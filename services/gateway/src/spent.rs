@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use protocol::{ImageSize, OutputTimings, UnixMillis};
+use protocol::{ImageSize, OutputTimings, PriorUsage, UnixMillis};
 
 /// What a picture waits for, as labels name it: a stage, or as a result for its gateway to hear of it.
 pub(crate) const WAITS: [&str; 3] = ["ar", "denoise", "result"];
 
 /// What works on a picture, as labels name it.
 pub(crate) const RUNS: [&str; 3] = ["ar", "denoise", "decode"];
+
+/// The first of them where the prior tokens were stored already, or came along: a look-up, and no engine's work.
+pub(crate) const CACHED: &str = "cached";
 
 /// In seconds.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +20,8 @@ pub(crate) struct Spent {
     pub(crate) waits: [f64; 3],
     /// In the order of [`RUNS`].
     pub(crate) runs: [f64; 3],
+    /// Whether the first of the runs is [`CACHED`].
+    pub(crate) cached: bool,
     /// By how much the whole differs from their sum.
     pub(crate) unattributed: f64,
 }
@@ -28,6 +33,7 @@ impl Spent {
     /// What earlier attempts took is part of the wait for the one that finished.
     pub(crate) fn of(
         timings: &OutputTimings,
+        usage: Option<&PriorUsage>,
         heard_at: UnixMillis,
         total: Duration,
     ) -> Option<Self> {
@@ -51,6 +57,7 @@ impl Spent {
         Some(Self {
             waits,
             runs,
+            cached: usage.is_some_and(|usage| usage.cached),
             unattributed: (total.as_secs_f64() - known).abs(),
         })
     }
@@ -103,7 +110,7 @@ mod tests {
             let heard_at = next(parts[5]);
             // Stamps are whole milliseconds, the whole is not.
             let total = Duration::from_millis(heard_at - start) + Duration::from_micros(offset_us);
-            let spent = Spent::of(&timings, heard_at, total).unwrap();
+            let spent = Spent::of(&timings, None, heard_at, total).unwrap();
             prop_assert!(spent.unattributed <= 0.001 + 1e-6, "{spent:?}");
             prop_assert!((sum(&spent) - total.as_secs_f64()).abs() <= 0.001 + 1e-6);
         }
@@ -120,7 +127,7 @@ mod tests {
             denoise_finished_at: Some(8_500),
             finished_at: 8_600,
         };
-        let spent = Spent::of(&timings, 13_700, Duration::from_millis(3_700)).unwrap();
+        let spent = Spent::of(&timings, None, 13_700, Duration::from_millis(3_700)).unwrap();
         assert!((spent.unattributed - 4.5).abs() < 1e-9, "{spent:?}");
     }
 
@@ -132,7 +139,8 @@ mod tests {
             finished_at: 12_000,
             ..OutputTimings::default()
         };
-        assert_eq!(Spent::of(&timings, 12_000, Duration::from_secs(2)), None);
+        let total = Duration::from_secs(2);
+        assert_eq!(Spent::of(&timings, None, 12_000, total), None);
     }
 
     #[test]

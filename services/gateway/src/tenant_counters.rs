@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use protocol::{Ending, Tenant};
+use protocol::Tenant;
 use service::metrics::{
     Counter, Gauge, Metrics, SecondsCounter, Trace, Traced,
     catalog::{
@@ -13,11 +13,7 @@ use service::metrics::{
     number,
 };
 
-use crate::{
-    counters::{ENDINGS, ending_label},
-    spent::Spent,
-    tenants::Tenants,
-};
+use crate::{outcomes::Outcome, spent::Spent, tenants::Tenants};
 
 /// By tenant. Clones share them.
 #[derive(Debug, Clone)]
@@ -29,8 +25,8 @@ pub(crate) struct TenantCounters {
 /// Of one.
 #[derive(Debug, Clone)]
 pub(crate) struct OfTenant {
-    /// In the order of [`ENDINGS`].
-    jobs: [Counter; 4],
+    /// In the order of [`Outcome::ALL`].
+    jobs: [Counter; 6],
     images: Counter,
     queue_wait: Traced,
     device: SecondsCounter,
@@ -49,7 +45,7 @@ impl TenantCounters {
         let open = metrics.gauges(TENANT_OUTPUTS_OPEN);
         let rejections = metrics.counters(TENANT_REJECTIONS);
         let of = |label: &'static str| OfTenant {
-            jobs: ENDINGS.map(|ending| jobs.of([label, ending_label(ending)])),
+            jobs: Outcome::ALL.map(|outcome| jobs.of([label, outcome.label()])),
             images: images.of([label]),
             queue_wait: waits.of([label]),
             device: device.of([label]),
@@ -88,9 +84,9 @@ impl OfTenant {
     }
 
     /// One of its outputs has ended, after so many seconds `on_device`; `spent` is where a picture's time went.
-    pub(crate) fn output_ended(&self, ending: Ending, spent: Option<&Spent>, on_device: f64) {
+    pub(crate) fn output_ended(&self, outcome: Outcome, spent: Option<&Spent>, on_device: f64) {
         self.device.inc_by(on_device);
-        if ending != Ending::Done {
+        if outcome != Outcome::Done {
             return;
         }
         self.images.inc();
@@ -103,9 +99,9 @@ impl OfTenant {
     }
 
     /// The last output of one of its jobs has ended.
-    pub(crate) fn job_ended(&self, ending: Ending) {
-        let jobs = ENDINGS.iter().zip(&self.jobs);
-        for (_, jobs) in jobs.filter(|(of, _)| **of == ending) {
+    pub(crate) fn job_ended(&self, outcome: Outcome) {
+        let jobs = Outcome::ALL.iter().zip(&self.jobs);
+        for (_, jobs) in jobs.filter(|(of, _)| **of == outcome) {
             jobs.inc();
         }
     }

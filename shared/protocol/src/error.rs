@@ -111,6 +111,35 @@ impl ErrorCode {
             Self::Internal => "internal",
         }
     }
+
+    /// Whether what was asked for is at fault, or that it was asked for now: no failure of the deployment. These are the
+    /// codes of HTTP's 4xx, but for a job that was cancelled.
+    pub const fn is_refusal(self) -> bool {
+        match self {
+            Self::InvalidParameter
+            | Self::UnknownParameter
+            | Self::InvalidJson
+            | Self::BodyTooLarge
+            | Self::RequestTimeout
+            | Self::UnsupportedMediaType
+            | Self::MethodNotAllowed
+            | Self::InvalidApiKey
+            | Self::NotFound
+            | Self::QueueFull
+            | Self::IdempotencyKeyReused => true,
+            Self::NotReady
+            | Self::BusUnavailable
+            | Self::MessageInvalid
+            | Self::ArFailed
+            | Self::PriorTokensInvalid
+            | Self::DenoiseFailed
+            | Self::ImageTooLarge
+            | Self::DeadlineExceeded
+            | Self::Cancelled
+            | Self::AttemptsExhausted
+            | Self::Internal => false,
+        }
+    }
 }
 
 impl fmt::Display for ErrorCode {

@@ -46,7 +46,12 @@ impl Driver {
     /// For metrics.
     pub(super) fn count_held(&self) {
         let waiting = self.former.waiting() + self.passing.waiting();
-        self.bench.counters.holds(waiting, self.running_outputs());
+        let counters = &self.bench.counters;
+        counters.holds(waiting, self.running_outputs());
+        let now = unix_millis();
+        let waiting = self.held.values().filter(|held| held.waits());
+        let waited = waiting.map(|held| now.saturating_sub(held.request.accepted_at()));
+        counters.oldest_waits(Duration::from_millis(waited.max().unwrap_or(0)));
     }
 
     fn show_work(&mut self) {
@@ -63,6 +68,8 @@ impl Driver {
 
     /// Tells what has not been told yet.
     pub(super) fn tell_waiting(&mut self) {
+        // What waits gets older although nothing happens.
+        self.count_held();
         if self.shown.is_old {
             self.show_work();
         }

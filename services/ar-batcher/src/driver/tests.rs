@@ -150,7 +150,19 @@ impl Site {
         text.lines().any(|said| said == line)
     }
 
+    /// What `/metrics` says of a metric without labels.
+    fn value(&self, name: &str) -> f64 {
+        let text = self.metrics.exposition().expect("metrics are text");
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let value = line.expect("it is there").trim();
+        value.parse().expect("a number")
+    }
+
     async fn publish(&self, number: u128, prior: Option<StoredPrior>) {
+        self.publish_of(number, prior, unix_millis()).await;
+    }
+
+    async fn publish_of(&self, number: u128, prior: Option<StoredPrior>, accepted_at: UnixMillis) {
         let job = ArJob {
             job: JobId::from_u128(number),
             prompt: "a fox".into(),
@@ -162,7 +174,7 @@ impl Site {
             format: ImageFormat::Png,
             denoise: DenoiseParameters::new(1, 1.5).expect("in range"),
             prior,
-            accepted_at: unix_millis(),
+            accepted_at,
             deadline_at: unix_millis() + 60_000,
         };
         let published = self.bus.publish_ar_job(PriorityClass::Standard, &job);
@@ -239,6 +251,8 @@ async fn two_engines_of_one_batcher_share_the_load() {
     assert_eq!(calls.iter().sum::<usize>(), 12);
     // Who publishes here has no trace.
     assert!(site.says("fresco_messages_untraced_total 12"));
+    // Where its time goes that is part of no stage.
+    assert!(site.says("fresco_ar_store_seconds_count 12"));
     assert!(calls.iter().all(|calls| *calls >= 3), "{calls:?}");
 }
 
@@ -318,6 +332,37 @@ async fn an_engine_that_is_full_is_asked_again_and_costs_no_attempt() {
     ] {
         assert!(site.says(&format!("fresco_ar_{taken} 6")), "{taken}");
     }
+}
+
+#[tokio::test]
+async fn a_batcher_tells_how_long_what_it_holds_has_waited() {
+    let mut site = Site::start(&["[]"], 4).await;
+    assert!(site.says("fresco_ar_oldest_waiting_seconds 0.0"));
+    site.engines[0].full.store(usize::MAX, Ordering::Relaxed);
+    for (number, ago_s) in [(1, 20), (2, 400), (3, 30)] {
+        let accepted_at = unix_millis() - ago_s * 1_000;
+        site.publish_of(number, None, accepted_at).await;
+    }
+    timeout(WITHIN, async {
+        while site.value("fresco_ar_oldest_waiting_seconds") < 400.0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("what waits is told of");
+    assert!(site.value("fresco_ar_oldest_waiting_seconds") < 500.0);
+
+    site.engines[0].full.store(0, Ordering::Relaxed);
+    for _ in 1..=3 {
+        site.next().await;
+    }
+    timeout(WITHIN, async {
+        while site.value("fresco_ar_oldest_waiting_seconds") > 0.0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("nothing waits any more");
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ const STEP_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
 
-/// What is not measured should be milliseconds.
+/// What is not measured, and what storing takes, should be milliseconds.
 const REST_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
 ];
@@ -157,7 +157,7 @@ catalog! {
     OUTPUTS_EXPIRED = Counter, "fresco_outputs_expired", [], GATEWAY,
         "Outputs ended here at their deadline";
     DEADLINE_MISSED = Counter, "fresco_deadline_missed", [], GATEWAY,
-        "Outputs of jobs accepted here that ended at their deadline, whoever ended them";
+        "Outputs of jobs accepted here that ended at their deadline, ours or a sooner one of their clients, whoever ended them";
     JOBS_CANCELLED = Counter, "fresco_jobs_cancelled", [], GATEWAY,
         "Requests of which this gateway cancelled something";
     IDEMPOTENT_JOINS = Counter, "fresco_idempotent_joins", [], GATEWAY,
@@ -182,15 +182,15 @@ catalog! {
     // Where the time goes. Of jobs accepted here, and that ended while this gateway followed them.
     JOB_DURATION = Histogram(JOB_SECONDS), "fresco_job_duration_seconds",
         ["outcome", "size_class", "class"], GATEWAY,
-        "From accepting a request to the end of its last output; size classes end at 512, 1024 and 1536 pixels squared";
+        "From accepting a request to the end of its last output, by the worst of their outcomes; size classes end at 512, 1024 and 1536 pixels squared; jobs of a gateway that dies are missing";
     OUTPUT_DURATION = Histogram(JOB_SECONDS), "fresco_output_duration_seconds", ["outcome"], GATEWAY,
-        "From accepting a request to the end of each output, where it is known how it ended";
+        "From accepting a request to the end of each output: done, cancelled, refused for what it asked, expired, expired_early at a deadline that its client set sooner than ours, failed, also where the broker did not tell at the deadline; outputs of a gateway that dies are missing";
     STAGE_WAIT = Histogram(JOB_SECONDS), "fresco_stage_wait_seconds", ["stage"], GATEWAY,
-        "What a finished picture waited for a stage: ar, denoise, or as a result for its gateway";
+        "What a finished picture waited for a stage: ar, denoise, or as a result for its gateway; denoise begins with its prior tokens, so what storing its message took is part of it: fresco_ar_store_seconds";
     STAGE_RUN = Histogram(JOB_SECONDS), "fresco_stage_run_seconds", ["stage"], GATEWAY,
-        "What a stage took for a finished picture: ar, denoise, decode";
+        "What a stage took for a finished picture: ar, denoise, decode; and cached instead of ar where its prior tokens were stored or came along";
     UNATTRIBUTED = Histogram(REST_SECONDS), "fresco_unattributed_seconds", [], GATEWAY,
-        "By how much the waits and runs of a finished picture miss the whole, or exceed it: clocks that differ";
+        "By how much the stamps of a finished picture miss what its gateway took by a clock of its own, or exceed it: clocks that differ, and nothing else; what no stage measures is in the wait for the next one";
 
     // The queues, as the broker has them. Each gateway tells the same: take the maximum over gateways.
     QUEUE_DEPTH = Gauge, "fresco_queue_depth", ["stage", "class"], GATEWAY,
@@ -204,9 +204,9 @@ catalog! {
     QUEUE_IDLE_PULLS = Gauge, "fresco_queue_idle_pulls", ["stage", "class"], GATEWAY,
         "Workers that wait for a message";
     QUEUE_OLDEST = Gauge, "fresco_queue_oldest_seconds", ["stage", "class"], GATEWAY,
-        "Age of the oldest message that waits for a worker; 0 where none does";
+        "Age of the oldest message that waits for a worker; 0 where none does; what batchers hold is not among them: fresco_ar_oldest_waiting_seconds";
     QUEUE_ETA = Gauge, "fresco_queue_eta_seconds", ["class"], GATEWAY,
-        "Forecast of what an output accepted now waits for what is queued or held, at the rate measured lately; absent before one was";
+        "Forecast of what an output accepted now waits for what is queued or held, at the rate measured lately; absent before one was; a request counts as the mean number of outputs of those accepted here";
     OUTPUTS_OPEN = Gauge, "fresco_outputs_open", [], GATEWAY,
         "Outputs accepted here that have not ended";
     DEAD_LETTER_DEPTH = Gauge, "fresco_dead_letter_depth", [], GATEWAY,
@@ -263,12 +263,16 @@ catalog! {
         "Outputs that ended, or were another batcher's, before the AR stage was done with them";
     AR_ROWS_WAITING = Gauge, "fresco_ar_rows_waiting", [], BATCHER,
         "Outputs that this batcher holds and that wait for an engine, or for room at the denoise stage";
+    AR_OLDEST_WAITING = Gauge, "fresco_ar_oldest_waiting_seconds", [], BATCHER,
+        "How long ago the oldest output was accepted that this batcher holds and that waits; 0 where none does";
     AR_SLOTS = Gauge, "fresco_ar_slots", [], BATCHER,
         "Outputs that may run on this batcher's engines at once";
     AR_BATCH_ROWS = Histogram(ROWS), "fresco_ar_batch_rows", [], BATCHER,
         "Outputs in one call that an AR engine took";
     AR_BATCH_FILL = Histogram(TENTHS), "fresco_ar_batch_fill_ratio", [], BATCHER,
         "Share of the slots that was taken when a call of the AR engine started";
+    AR_STORE = Histogram(REST_SECONDS), "fresco_ar_store_seconds", [], BATCHER,
+        "From an output's prior tokens to its stored denoise message, tries that the broker did not take included";
     PRIOR_CACHE_HITS = Counter, "fresco_prior_cache_hits", [], BATCHER,
         "Outputs whose prior tokens were stored already";
     PRIOR_CACHE_MISSES = Counter, "fresco_prior_cache_misses", [], BATCHER,
@@ -292,7 +296,7 @@ catalog! {
     DENOISE_STEP = Histogram(STEP_SECONDS), "fresco_denoise_step_seconds", [], DENOISER,
         "One denoising step";
     DEVICE_BUSY = Counter, "fresco_device_busy_seconds", [], DENOISER,
-        "Time that the device painted, step by step, for pictures that came of it and for those that did not";
+        "Time that the device painted, step by step, for pictures that came of it and for those that did not; devices of AR engines are not among them";
     CANCEL_TO_FREE = Histogram(STEP_SECONDS), "fresco_cancel_to_free_seconds", [], DENOISER,
         "From hearing that an output has ended to a device that is free again";
 }

@@ -15,6 +15,10 @@ All times are in seconds. The histograms marked † carry exemplars: the trace o
 What the queues say comes from the broker at the moment of the scrape, from every gateway alike: take the maximum over
 gateways, not the sum. While the broker does not answer, those are absent rather than old.
 
+How a job ends is counted by the gateway that let it in, while it follows it. What a gateway had open that dies, or is replaced,
+goes on and ends, and is in none of `fresco_job_duration_seconds`, `fresco_output_duration_seconds`, `fresco_stage_*`,
+`fresco_deadline_missed_total` and `fresco_tenant_*`: the error budget does not see it.
+
 There are no webhooks, so there are no metrics of them yet.
 ";
 

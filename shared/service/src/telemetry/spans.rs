@@ -13,12 +13,14 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 /// A value of an attribute.
 pub use opentelemetry::Value;
 
-/// `span` ends with this error. A cancelled one ends without: nothing went wrong.
+/// `span` ends with this error. Where nothing of ours went wrong it ends without one: what was cancelled, or refused for
+/// what it asks, would be a failure to everybody who counts spans by their `error.type`.
 pub fn fail(span: &Span, code: ErrorCode) {
-    span.set_attribute(attribute::ERROR_TYPE, code.as_str());
-    if code != ErrorCode::Cancelled {
-        span.set_status(Status::error(code.as_str()));
+    if code == ErrorCode::Cancelled || code.is_refusal() {
+        return;
     }
+    span.set_attribute(attribute::ERROR_TYPE, code.as_str());
+    span.set_status(Status::error(code.as_str()));
 }
 
 /// `span` ends with an error of this type that no client hears of.
