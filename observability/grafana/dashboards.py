@@ -25,8 +25,10 @@ UNSERVED = 'fresco_rejections_total{reason=~"not_ready|bus_unavailable|internal"
 BUDGET = 0.01
 INTERVAL = "[$__rate_interval]"
 # Of Tempo's own /metrics, with and without what OpenMetrics adds to a counter's name.
-EDGES, EXPIRED = (f'{{__name__=~"tempo_metrics_generator_processor_service_graphs_{name}(_total)?"}}'
-                  for name in ("edges", "expired_edges"))
+EDGES, EXPIRED, DROPPED = (f'{{__name__=~"tempo_metrics_generator_processor_service_graphs_{name}(_total)?"}}'
+                           for name in ("edges", "expired_edges", "dropped_spans"))
+# Of panels that only Tempo's own generator feeds: what a collector has kept back is too old for it.
+DIRECT = " No data where a collector that samples stands before Tempo."
 
 
 def overview():
@@ -313,19 +315,26 @@ def tracing():
                     ' | json | level =~ "WARN|ERROR" [$__auto]))', "{{service_name}} {{level}}"), width=8),
     ]
     graph = [
-        panel("Service graph", "Who sends to whom, as Tempo pairs the spans of a message.", "short",
+        panel("Service graph", "Who sends to whom, as Tempo pairs the spans of a message. Clients and SRT servers are in it ten "
+              "minutes late.", "short",
               traceql("", kind="serviceMap"), kind="nodeGraph", width=12),
-        panel("Edges", "Messages and calls per second.", "reqps",
+        panel("Edges", "Messages and calls per second. Those from clients and to SRT servers, who send no spans, count ten "
+              "minutes after they were made, when nobody else's half has come; of requests of this moment Rate tells.", "reqps",
               query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), must=True,
               width=6),
-        panel("Failed edges", "Those of which either side failed.", "reqps",
+        panel("Failed edges", "Those of which either side failed. From clients and to SRT servers ten minutes late; Errors is "
+              "not.", "reqps",
               query(rate("traces_service_graph_request_failed_total", "client, server"), "{{client}} to {{server}}"), width=6),
-        panel("In the queue", "p95 from sending a message to working on it.", "s",
+        panel("In the queue", "p95 from sending a message to working on it." + DIRECT, "s",
               query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
                                                         "le, client, server") + ")", "{{client}} to {{server}}"), must=True),
-        panel("Half edges", "Share of the edges that found no other half. Each message that came once more is one, and each "
-              "that was taken out of its queue; when nothing of that happens, trace context is lost somewhere.",
-              "percentunit", query(f"sum(rate({EXPIRED}{INTERVAL})) / sum(rate({EDGES}{INTERVAL}))", "without a partner")),
+        panel("Half edges", "Share of the edges that found no other half. Each message that came once more is one, each that was "
+              "taken out of its queue, and each request of a client with a trace of its own; when nothing of that happens, trace "
+              "context is lost somewhere. And share of the halves that found no room to wait in." + DIRECT,
+              "percentunit",
+              [query(f"sum(rate({EXPIRED}{INTERVAL})) / sum(rate({EDGES}{INTERVAL}))", "without a partner"),
+               query(f"sum(rate({DROPPED}{INTERVAL})) / (sum(rate({DROPPED}{INTERVAL})) + sum(rate({EDGES}{INTERVAL})))",
+                     "without room")]),
         panel("Messages without a trace", "What became of them is a trace of its own: 0, but for dead letters that are replayed.",
               "short", query("sum by (instance) (increase(fresco_messages_untraced_total[5m]))", "{{instance}}")),
     ]
@@ -338,7 +347,7 @@ def tracing():
         panel("Duration", "p95 of each kind of span.", "s",
               query("histogram_quantile(0.95, " + rate("traces_spanmetrics_latency_bucket", "le, service, span_name") + ")",
                     "{{service}} {{span_name}}", exemplar=True), must=True),
-        panel("Denoiser by denoiser", "Median and p95 of an output at each denoiser, from its spans.", "s",
+        panel("Denoiser by denoiser", "Median and p95 of an output at each denoiser, from its spans." + DIRECT, "s",
               traceql('{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)'),
               width=24),
     ]

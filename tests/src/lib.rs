@@ -8,6 +8,7 @@ pub mod brokers;
 pub mod chaos;
 pub mod cluster;
 pub mod dashboards;
+pub mod exposition;
 pub mod failover;
 pub mod fleet;
 pub mod hosts;

@@ -48,8 +48,13 @@ pub struct Series {
 impl Prometheus {
     /// Starts it and waits until it answers. It scrapes nobody yet.
     pub async fn start() -> Self {
+        Self::start_with(CONFIG).await
+    }
+
+    /// The same with a configuration of the test's own.
+    pub async fn start_with(config: &str) -> Self {
         let folder = TempDir::with_prefix("fresco-prometheus-").expect("a temporary folder");
-        fs::write(folder.path().join("prometheus.yml"), CONFIG).expect("the folder is ours");
+        fs::write(folder.path().join("prometheus.yml"), config).expect("the folder is ours");
         for targets in ["targets.json", "tempo.json"] {
             fs::write(folder.path().join(targets), "[]").expect("the folder is ours");
         }

@@ -88,9 +88,9 @@ impl From<OutputTimings> for Timings {
 /// OpenAI's word: those of `output_tokens` that the AR model did not sample for this job, and the prompt's if it did not
 /// read it for any output.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Usage {
-    input_tokens: u64,
-    output_tokens: u64,
+pub(crate) struct Usage {
+    pub(crate) input_tokens: u64,
+    pub(crate) output_tokens: u64,
     total_tokens: u64,
     input_tokens_details: InputTokens,
     output_tokens_details: OutputTokens,
@@ -109,7 +109,7 @@ struct OutputTokens {
 }
 
 impl Usage {
-    fn of(ended: &EndedByOutput) -> Self {
+    pub(crate) fn of(ended: &EndedByOutput) -> Self {
         let used = || ended.values().filter_map(|ended| ended.usage);
         let input = used()
             .map(|usage| u64::from(usage.prompt_tokens))

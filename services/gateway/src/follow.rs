@@ -17,6 +17,7 @@ use tokio::{
 use tracing::Span;
 
 use crate::{
+    answer::Usage,
     counters::JobKind,
     jobs::{Claiming, Jobs, Listed, Queueing, Start},
     outcome::{Cause, Ended, EndedByOutput, is_known},
@@ -254,6 +255,7 @@ impl Following<'_> {
             }
         }
         tracing::debug!("job has ended");
+        self.tell_usage();
         self.count();
     }
 
@@ -297,6 +299,22 @@ impl Following<'_> {
         // Nobody has to pull it only to find that out.
         if let Err(error) = self.jobs.bus.withdraw(self.record.job).await {
             tracing::debug!(error = chain(&error), "an expired job stays in its queue");
+        }
+    }
+
+    /// In the job's span: what its answer says that it took. Nothing where no output got as far as its tokens.
+    fn tell_usage(&self) {
+        let ended = self.ended.borrow();
+        if ended.values().all(|ended| ended.usage.is_none()) {
+            return;
+        }
+        let (span, used) = (Span::current(), Usage::of(&ended));
+        for (name, tokens) in [
+            (attribute::GEN_AI_USAGE_INPUT_TOKENS, used.input_tokens),
+            (attribute::GEN_AI_USAGE_OUTPUT_TOKENS, used.output_tokens),
+        ] {
+            // Signed: of other whole numbers the layer makes texts.
+            spans::set(&span, name, i64::try_from(tokens).unwrap_or(i64::MAX));
         }
     }
 

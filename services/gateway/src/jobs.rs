@@ -24,6 +24,7 @@ use crate::{
     follow::Follower,
     outcome::{EndedByOutput, ResultTtl},
     reply::ApiError,
+    request::MODEL,
     rooms::{Room, Rooms},
     submit::Order,
     tenants::name_of,
@@ -246,6 +247,8 @@ fn job_span(order: &Order) -> Span {
         attribute::GEN_AI_OPERATION_NAME,
         value::GENERATE_CONTENT,
     );
+    spans::set(&span, attribute::GEN_AI_PROVIDER_NAME, value::FRESCO);
+    spans::set(&span, attribute::GEN_AI_REQUEST_MODEL, MODEL);
     spans::set(&span, attribute::GEN_AI_OUTPUT_TYPE, value::IMAGE);
     spans::set(&span, attribute::GEN_AI_REQUEST_CHOICE_COUNT, outputs);
     let tenant = name_of(record.tenant.as_ref());

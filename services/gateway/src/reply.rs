@@ -121,6 +121,11 @@ impl ApiError {
         !self.queued
     }
 
+    /// The job that was not queued, as far as is known, where a client is told of it.
+    pub(crate) fn unqueued(&self) -> Option<JobId> {
+        self.job.filter(|_| !self.queued)
+    }
+
     pub(crate) fn error(&self) -> &JobError {
         &self.error
     }
@@ -341,6 +346,7 @@ mod tests {
             (error().of_job(job), true, false),
         ] {
             assert_eq!(error.is_rejection(), refused, "{error:?}");
+            assert_eq!(error.unqueued().is_some(), refused && named, "{error:?}");
             let headers = error.into_response().into_parts().0.headers;
             assert_eq!(headers.contains_key(REQUEST_ID), named);
         }

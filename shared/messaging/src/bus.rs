@@ -14,6 +14,7 @@ use crate::{
     access::Access,
     connection::{self, Connection, ConnectionName},
     error::{BusError, Source},
+    server::{Server, Servers},
     trace,
 };
 
@@ -74,6 +75,7 @@ struct Shared {
     /// Only the names are read from it: limits and deadlines in force are the broker's.
     topology: Topology,
     connection: watch::Receiver<Connection>,
+    servers: Servers,
 }
 
 impl fmt::Debug for Bus {
@@ -104,6 +106,7 @@ impl Bus {
             prefix: config.prefix.clone(),
             topology,
             connection,
+            servers: Servers::new(&addresses),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -118,6 +121,12 @@ impl Bus {
     /// Whether the broker can be reached, and changes of it.
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.shared.connection.clone()
+    }
+
+    /// The server that it is connected to, or was last; `None` before the first connection.
+    pub(crate) fn server(&self) -> Option<Server> {
+        let now = *self.shared.connection.borrow();
+        self.shared.servers.of(now, &self.shared.client)
     }
 
     /// Returns once the broker is connected.

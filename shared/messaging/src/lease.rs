@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc, sync::atomic::AtomicBool, sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
-use protocol::Prefix;
 use tokio::{
     sync::{mpsc::OwnedPermit, watch},
     time::{Instant, sleep, timeout},
@@ -74,9 +73,9 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// Of the deployment that its message is of.
-    pub(crate) fn prefix(&self) -> &Prefix {
-        self.bus.prefix()
+    /// Whose message it is.
+    pub(crate) fn bus(&self) -> &Bus {
+        &self.bus
     }
 
     pub(crate) fn new(parts: LeaseParts) -> Self {

@@ -58,6 +58,7 @@ mod pull;
 mod queues;
 mod reads;
 mod results;
+mod server;
 mod span;
 mod system;
 mod trace;

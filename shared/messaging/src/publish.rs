@@ -28,6 +28,9 @@ const PUBLISH_RETRY_MAX: Duration = Duration::from_secs(15);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
 const RETRY_DELAY_MAX: Duration = Duration::from_millis(250);
 
+/// What the server drops repeats by.
+pub(crate) const MESSAGE_ID_HEADER: &str = "Nats-Msg-Id";
+
 /// Says whether a result holds a picture, so that a notice need not be followed by its bytes.
 const STATUS_HEADER: &str = "Fresco-Status";
 const STATUS_OK: &str = "ok";
@@ -182,18 +185,23 @@ impl Bus {
             headers: HeaderMap::new(),
             payload: bytes.into(),
         };
-        let published = publishing(prefix, &of, self.publish(&publish));
-        published.await.map(|_| ())
+        publishing(self, &of, &publish).await
     }
 
     /// Until the server says it is stored, or that it will not be.
     async fn publish(&self, publish: &Publish) -> Result<Fence, PublishError> {
+        let stored = self.publish_at(publish).await?;
+        Ok(stored.map_or(Fence::Taken, |_| Fence::First))
+    }
+
+    /// The same, with the sequence under which it is stored; `None` where another message is there before it.
+    pub(crate) async fn publish_at(&self, publish: &Publish) -> Result<Option<u64>, PublishError> {
         let end = Instant::now() + PUBLISH_RETRY_MAX;
         let mut delay = RETRY_DELAY_MIN;
         loop {
             let source = match self.try_publish(publish).await {
-                Answer::Stored { .. } => return Ok(Fence::First),
-                Answer::Conflict => return Ok(Fence::Taken),
+                Answer::Stored { sequence } => return Ok(Some(sequence)),
+                Answer::Conflict => return Ok(None),
                 Answer::Full => {
                     return Err(PublishError::Full {
                         subject: publish.subject.clone(),
@@ -233,7 +241,7 @@ impl Bus {
         let mut headers = publish.headers.clone();
         trace::inject(&mut headers);
         if let Some(id) = &publish.id {
-            headers.insert("Nats-Msg-Id", id.as_str());
+            headers.insert(MESSAGE_ID_HEADER, id.as_str());
         }
         if let Some(after) = publish.after {
             headers.insert("Nats-Expected-Last-Subject-Sequence", after.to_string());

@@ -1,29 +1,28 @@
 //! The spans of messages, as OpenTelemetry's messaging conventions have them: stored by one process, worked on by
 //! another, whose span is a child of the first one's, so that a service graph has its edges.
 
-use std::{
-    future::Future,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::{
     Context, KeyValue, global,
     trace::{Span as _, Status, TraceContextExt, Tracer},
 };
 use protocol::{
-    Attempt, OutputLife, Prefix, Subject, UnixMillis, WorkStage, WorkerId,
+    Attempt, OutputLife, Subject, UnixMillis, WorkStage, WorkerId,
+    topology::ConsumerSpec,
     trace::{attribute, span, value},
 };
 use tracing::{Instrument, Span, debug_span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-use crate::{Delivery, PublishError};
+use crate::{Bus, Delivery, PublishError, publish::Publish};
 
 impl Delivery {
     /// A consumer span, child of the span that published the message: one span per attempt.
     pub fn span(&self) -> Span {
         let subject = &self.subject;
-        let destination = self.lease.prefix().subject(subject);
+        let (bus, found) = (self.lease.bus(), &self.place);
+        let destination = bus.prefix().subject(subject);
         // Signed: of other whole numbers the layer makes texts.
         let delivered = i64::try_from(self.delivered).unwrap_or(i64::MAX);
         let span = match subject {
@@ -48,6 +47,10 @@ impl Delivery {
             tracing::trace!(%error, "the message's trace is not joined");
         }
         describe(&span, subject, (value::PROCESS, value::PROCESS));
+        let ConsumerSpec { stream, name, .. } = &*found.consumer;
+        span.set_attribute(attribute::MESSAGING_CONSUMER_GROUP_NAME, name.clone());
+        locate(&span, bus, (found.id.as_deref(), stream));
+        place(&span, found.sequence);
         span
     }
 
@@ -63,33 +66,66 @@ impl Delivery {
 }
 
 /// Stores a message in a producer span of its own, where a collector gets it.
-pub(crate) async fn publishing<T>(
-    prefix: &Prefix,
+pub(crate) async fn publishing(
+    bus: &Bus,
     subject: &Subject,
-    publish: impl Future<Output = Result<T, PublishError>>,
-) -> Result<T, PublishError> {
-    let span = match subject {
-        Subject::Ar(..) => debug_span!(span::PUBLISH_AR, otel.kind = "producer"),
-        Subject::Denoise(..) => debug_span!(span::PUBLISH_DENOISE, otel.kind = "producer"),
+    publish: &Publish,
+) -> Result<(), PublishError> {
+    let queues = bus.topology();
+    let (span, queue) = match subject {
+        Subject::Ar(..) => (
+            debug_span!(span::PUBLISH_AR, otel.kind = "producer"),
+            &queues.ar,
+        ),
+        Subject::Denoise(..) => (
+            debug_span!(span::PUBLISH_DENOISE, otel.kind = "producer"),
+            &queues.denoise,
+        ),
         Subject::Result(_) | Subject::Done(_) | Subject::Progress(_) | Subject::Dead(_) => {
-            Span::none()
+            return bus.publish_at(publish).await.map(|_| ());
         }
     };
     if span.is_disabled() {
         // Entered, it would hide the span that the message is to go with.
-        return publish.await;
+        return bus.publish_at(publish).await.map(|_| ());
     }
     span.set_attribute(
         attribute::MESSAGING_DESTINATION_NAME,
-        prefix.subject(subject),
+        publish.subject.clone(),
     );
     describe(&span, subject, (value::PUBLISH, value::SEND));
-    let published = publish.instrument(span.clone()).await;
-    if let Err(error) = &published {
-        span.set_attribute(attribute::ERROR_TYPE, error.code().to_string());
-        span.set_status(Status::error(error.code().to_string()));
+    locate(&span, bus, (publish.id.as_deref(), &queue.name));
+    match bus.publish_at(publish).instrument(span.clone()).await {
+        Ok(stored) => {
+            if let Some(sequence) = stored {
+                place(&span, sequence);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            span.set_attribute(attribute::ERROR_TYPE, error.code().to_string());
+            span.set_status(Status::error(error.code().to_string()));
+            Err(error)
+        }
     }
-    published
+}
+
+/// Where the message is to be found.
+fn locate(span: &Span, bus: &Bus, (id, stream): (Option<&str>, &str)) {
+    if let Some(id) = id {
+        span.set_attribute(attribute::MESSAGING_MESSAGE_ID, id.to_owned());
+    }
+    span.set_attribute(attribute::MESSAGING_NATS_STREAM, stream.to_owned());
+    if let Some(server) = bus.server() {
+        span.set_attribute(attribute::SERVER_ADDRESS, server.host);
+        span.set_attribute(attribute::SERVER_PORT, i64::from(server.port));
+    }
+}
+
+/// Its place in the stream.
+fn place(span: &Span, sequence: u64) {
+    let sequence = i64::try_from(sequence).unwrap_or(i64::MAX);
+    span.set_attribute(attribute::MESSAGING_NATS_STREAM_SEQUENCE, sequence);
 }
 
 /// What is known of a message. Not as fields: each would be in every log line.

@@ -1,6 +1,6 @@
 //! The owner's end of the worker loop: messages asked for one at a time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use opentelemetry::Context;
@@ -40,8 +40,21 @@ pub struct Delivery {
     pub context: Context,
     /// How often the server has delivered it, this time included. Messages given back count too.
     pub delivered: u64,
+    /// Which message it is to the broker.
+    pub(crate) place: Place,
     /// The hold on it.
     pub lease: Lease,
+}
+
+/// Where the broker has a message, and what it knows it by.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Under which it drops a repeat; one that was stored without has none.
+    pub(crate) id: Option<String>,
+    /// The queue that it came from.
+    pub(crate) consumer: Arc<ConsumerSpec>,
+    /// In the consumer's stream.
+    pub(crate) sequence: u64,
 }
 
 /// Takes messages from one consumer, one pull at a time and only when asked to.

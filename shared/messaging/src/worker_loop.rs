@@ -51,6 +51,7 @@ struct HoldEntry {
 pub(crate) struct WorkerLoop {
     bus: Bus,
     tracker: TaskTracker,
+    consumer: Arc<ConsumerSpec>,
     pull_subject: String,
     pull_body: Bytes,
     inbox: String,
@@ -87,6 +88,7 @@ impl WorkerLoop {
         Ok(Self {
             bus: bus.clone(),
             tracker: tracker.clone(),
+            consumer: Arc::new(spec.clone()),
             pull_subject: format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", spec.stream, spec.name),
             pull_body: format!("{{\"batch\":1,\"expires\":{}}}", PULL_EXPIRES.as_nanos()).into(),
             inbox,

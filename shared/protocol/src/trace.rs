@@ -63,20 +63,29 @@ pub mod attribute {
     /// Of the program.
     pub const SERVICE_VERSION: &str = "service.version";
 
-    /// What went wrong: an `ErrorCode`, or what no client hears of.
+    /// The name of what is called, where that sends no spans.
+    pub const SERVICE_PEER_NAME: &str = "service.peer.name";
+
+    /// What went wrong: an `ErrorCode`, the status of an HTTP answer, or what no client hears of.
     pub const ERROR_TYPE: &str = "error.type";
 
     /// `GET`.
     pub const HTTP_REQUEST_METHOD: &str = "http.request.method";
     /// The path's pattern.
     pub const HTTP_ROUTE: &str = "http.route";
+    /// `http`.
+    pub const URL_SCHEME: &str = "url.scheme";
+    /// Of a call, without credentials.
+    pub const URL_FULL: &str = "url.full";
     /// The path.
     pub const URL_PATH: &str = "url.path";
     /// The answer.
     pub const HTTP_RESPONSE_STATUS_CODE: &str = "http.response.status_code";
-    /// Of the server that is called.
+    /// How often the same call was made before.
+    pub const HTTP_REQUEST_RESEND_COUNT: &str = "http.request.resend_count";
+    /// Of the server that is called, or of the broker.
     pub const SERVER_ADDRESS: &str = "server.address";
-    /// Of the server that is called.
+    /// Of the server that is called, or of the broker.
     pub const SERVER_PORT: &str = "server.port";
 
     /// `nats`.
@@ -91,11 +100,27 @@ pub mod attribute {
     pub const MESSAGING_DESTINATION_TEMPLATE: &str = "messaging.destination.template";
     /// Rows of a batch.
     pub const MESSAGING_BATCH_MESSAGE_COUNT: &str = "messaging.batch.message_count";
+    /// Under which the broker drops a repeat.
+    pub const MESSAGING_MESSAGE_ID: &str = "messaging.message.id";
+    /// The durable consumer, which workers share.
+    pub const MESSAGING_CONSUMER_GROUP_NAME: &str = "messaging.consumer.group.name";
+    /// Where the broker keeps it.
+    pub const MESSAGING_NATS_STREAM: &str = "messaging.nats.stream";
+    /// Its place there: `nats stream get STREAM SEQUENCE`, as long as nobody is done with it.
+    pub const MESSAGING_NATS_STREAM_SEQUENCE: &str = "messaging.nats.stream_sequence";
     /// How often the server has delivered it.
     pub const MESSAGING_NATS_DELIVERED_COUNT: &str = "messaging.nats.delivered_count";
 
     /// `generate_content`: there is no word for pictures.
     pub const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
+    /// `fresco`.
+    pub const GEN_AI_PROVIDER_NAME: &str = "gen_ai.provider.name";
+    /// The model that requests name.
+    pub const GEN_AI_REQUEST_MODEL: &str = "gen_ai.request.model";
+    /// Tokens of the expanded prompt, as the answer has them.
+    pub const GEN_AI_USAGE_INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
+    /// Prior tokens, as the answer has them.
+    pub const GEN_AI_USAGE_OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
     /// `image`.
     pub const GEN_AI_OUTPUT_TYPE: &str = "gen_ai.output.type";
     /// How many.
@@ -146,8 +171,12 @@ pub mod value {
     pub const GENERATE_CONTENT: &str = "generate_content";
     /// Of `gen_ai.output.type`.
     pub const IMAGE: &str = "image";
-    /// Of `error.type`: the answer is a 5xx.
-    pub const SERVER_ERROR: &str = "5xx";
+    /// Of `gen_ai.provider.name`.
+    pub const FRESCO: &str = "fresco";
+    /// Of `url.scheme`. TLS is the business of a proxy in front.
+    pub const HTTP: &str = "http";
+    /// Of `service.peer.name`: a server of the AR stage.
+    pub const SRT: &str = "srt";
     /// Of `error.type`: the device said nothing for too long.
     pub const DEVICE_HANGS: &str = "device_hangs";
     /// Of `error.type`: nobody heard of the worker again.

@@ -60,7 +60,9 @@ async fn a_failure_is_an_error_of_its_attempts_and_a_cancelled_job_is_none() {
             (tree.named(span::JOB).len() == 1).then_some(tree)
         })
         .await;
-    assert!(tree.only(SERVER).failed());
+    let server = tree.only(SERVER);
+    assert!(server.failed());
+    assert_eq!(server.text(attribute::ERROR_TYPE), Some("500"));
     let job = tree.only(span::JOB);
     assert!(job.failed());
     let code = job.text(attribute::ERROR_TYPE);

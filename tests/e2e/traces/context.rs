@@ -75,7 +75,7 @@ async fn a_call_of_an_srt_server_is_a_client_span_and_takes_the_trace_there() {
         let status = call.number(attribute::HTTP_RESPONSE_STATUS_CODE);
         (status, call.text(attribute::ERROR_TYPE), call.failed())
     });
-    let wanted = [(Some(500), Some("status"), true), (Some(200), None, false)];
+    let wanted = [(Some(500), Some("500"), true), (Some(200), None, false)];
     assert_eq!(seen.collect::<Vec<_>>(), wanted, "{}", tree.shown());
     let told: Vec<_> = calls.iter().map(|call| call.traceparent()).collect();
     assert_eq!(server.seen().traceparents, told);

@@ -7,7 +7,7 @@ use integration::{
     otlp::{Captured, Collector},
     tempo::{Config, Processor},
 };
-use protocol::trace::span;
+use protocol::trace::{span, value};
 use replay::{Fault, FaultStage, Rule};
 use serde_json::json;
 
@@ -66,7 +66,7 @@ async fn a_message_that_comes_again_is_half_an_edge_and_an_engine_without_spans_
     fleet.terminate().await;
     let spans = collector.spans();
     let graph = service_graph(&spans);
-    let engine = ["fresco-ar-batcher", "127.0.0.1", "virtual_node"];
+    let engine = ["fresco-ar-batcher", value::SRT, "virtual_node"];
     assert!(graph.edges().contains(&engine), "{:?}", graph.edges());
     let again = graph.expired().iter().map(|edge| edge.server.as_ref());
     let again: Vec<_> = again.map(|span| span.unwrap().name()).collect();

@@ -1,6 +1,7 @@
 //! Spans at a real collector: whole trees, of every role, whatever happens to processes and collectors.
 
 mod attempts;
+mod attributes;
 mod context;
 mod export;
 mod graph;

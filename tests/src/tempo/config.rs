@@ -15,6 +15,8 @@ pub struct Config {
     pub span_buckets: Vec<f64>,
     /// Whether the time between sending and receiving is measured.
     pub messaging_latency: bool,
+    /// Halves that wait at once; what else comes is left out.
+    pub edges_max: usize,
     /// What of a client's attributes names a peer that sends no spans, the first first.
     pub peer_attributes: Vec<String>,
 }
@@ -39,6 +41,7 @@ impl Config {
             graph_buckets: numbers(&graphs["histogram_buckets"]),
             span_buckets: numbers(&of["span_metrics"]["histogram_buckets"]),
             messaging_latency: graphs["enable_messaging_system_latency_histogram"] == true,
+            edges_max: serde_yaml_ng::from_value(graphs["max_items"].clone()).expect("a number"),
             peer_attributes: serde_yaml_ng::from_value(names).expect("a list of names"),
         }
     }

@@ -66,9 +66,9 @@ impl Caller<'_> {
     /// Calls until there is an answer, or an error that another try does not mend.
     async fn call(&self, rows: &[SrtRow]) -> Result<Vec<RowOutcome>, CallError> {
         let mut pauses = RETRY_PAUSES.into_iter();
-        let mut arrived = None;
+        let (mut arrived, mut before) = (None, 0);
         loop {
-            let error = match self.attempt(rows).await {
+            let error = match self.attempt(rows, before).await {
                 Ok(outcomes) => return Ok(outcomes),
                 Err(error) => error,
             };
@@ -92,18 +92,19 @@ impl Caller<'_> {
             let paused = tokio::time::sleep(pause);
             let paused = self.stop.run_until_cancelled(paused).await;
             paused.ok_or(CallError::Stopped)?;
+            before += 1;
         }
     }
 
-    /// One call. Rows that may run on without anybody waiting for them are aborted.
-    async fn attempt(&self, rows: &[SrtRow]) -> Result<Vec<RowOutcome>, CallError> {
+    /// One call, the same as `before` ones. Rows that may run on without anybody waiting for them are aborted.
+    async fn attempt(&self, rows: &[SrtRow], before: u32) -> Result<Vec<RowOutcome>, CallError> {
         // SRT tells nothing until it is done; that a call has begun is the only sign of life there is.
         self.tell(0);
         let rids: Vec<String> = rows.iter().map(|row| rid(row.output)).collect();
         let body = Generate::new(rows, &rids, self.sampling);
         let answer = self
             .stop
-            .run_until_cancelled(self.client.generate(&body))
+            .run_until_cancelled(self.client.generate(&body, before))
             .await;
         match answer.unwrap_or(Err(CallError::Stopped)) {
             Ok(answer) => {

@@ -1,10 +1,10 @@
 //! One SRT server over HTTP: one call is one try. What an error means for its rows is decided here, what is done about
 //! it is not.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use futures::future::join_all;
-use protocol::trace::{attribute, span};
+use protocol::trace::{attribute, span, value};
 use reqwest::{Client, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,6 +34,9 @@ const ANSWER_BYTES_PER_ROW_MAX: usize = 1 << 20;
 const INFO_BYTES_MAX: usize = 4 << 20;
 /// Of an error.
 const ERROR_BYTES_MAX: usize = 64 << 10;
+/// Writes rows.
+const GENERATE_PATH: &str = "/generate";
+
 /// SRT says 400 to what it cannot run, its web framework 422 to what it cannot read, proxies 413 to what is too long.
 const REQUEST_FAULTS: [StatusCode; 3] = [
     StatusCode::BAD_REQUEST,
@@ -51,8 +54,13 @@ pub(crate) enum CallError {
     #[error("the server cannot be reached")]
     Unreachable(#[source] reqwest::Error),
     /// SRT says 503 when its queue is full, routers before it say 503 or 429: nothing ran.
-    #[error("the server is full: {0}")]
-    Full(String),
+    #[error("the server is full: {message}")]
+    Full {
+        /// As it came.
+        status: StatusCode,
+        /// The server's words.
+        message: String,
+    },
     /// The rows may have run, or run on.
     #[error("the connection broke")]
     Lost(#[source] reqwest::Error),
@@ -79,18 +87,19 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    /// For a trace.
-    const fn kind(&self) -> &'static str {
-        match self {
+    /// For a trace: the status of an answer that is none of the wanted ones, as OpenTelemetry has it.
+    fn kind(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
             Self::Stopped => "stopped",
             Self::Unreachable(_) => "unreachable",
-            Self::Full(_) => "full",
             Self::Lost(_) => "connection_lost",
             Self::TimedOut(_) => "timeout",
-            Self::Status { .. } => "status",
             Self::TooLarge(_) => "too_large",
             Self::NoList(_) | Self::WrongLength(_) => "invalid_answer",
-        }
+            Self::Full { status, .. } | Self::Status { status, .. } => {
+                return Cow::Owned(status.as_str().to_owned());
+            }
+        })
     }
 
     /// Whether the same call may succeed a moment later. What the server refused (4xx) it refuses again, and a call
@@ -105,7 +114,7 @@ impl CallError {
 
     /// Whether no row ran, and none is to blame.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Full(_))
+        matches!(self, Self::Unreachable(_) | Self::Full { .. })
     }
 
     /// The status of a server that finds fault with the request itself, as every other would. Of several rows it does
@@ -123,7 +132,7 @@ impl CallError {
         let has_others = rows > 1;
         match self {
             Self::Unreachable(_) => false,
-            Self::Full(_) => has_others,
+            Self::Full { .. } => has_others,
             // A proxy that says 502 or 504 has only lost sight of the row.
             Self::Status { status, .. } => has_others || status.is_server_error(),
             _ => true,
@@ -156,9 +165,13 @@ impl SrtClient {
         &self.url
     }
 
-    /// `POST /generate`: the entries of the answer.
-    pub(crate) async fn generate(&self, body: &Generate<'_>) -> Result<Vec<Value>, CallError> {
-        let span = self.call_span();
+    /// `POST /generate`, which was made `before` so often: the entries of the answer.
+    pub(crate) async fn generate(
+        &self,
+        body: &Generate<'_>,
+        before: u32,
+    ) -> Result<Vec<Value>, CallError> {
+        let span = self.call_span(before);
         let called = self.call(body, &span).instrument(span.clone()).await;
         if let Err(error) = &called {
             spans::fail_as(&span, error.kind());
@@ -168,7 +181,7 @@ impl SrtClient {
 
     /// The trace goes on in a server that has one.
     async fn call(&self, body: &Generate<'_>, span: &Span) -> Result<Vec<Value>, CallError> {
-        let mut request = self.http.post(self.url.route("/generate")).json(body);
+        let mut request = self.http.post(self.url.route(GENERATE_PATH)).json(body);
         for (name, value) in spans::outgoing() {
             request = request.header(name, value);
         }
@@ -185,14 +198,23 @@ impl SrtClient {
         serde_json::from_slice(&bytes).map_err(CallError::NoList)
     }
 
-    fn call_span(&self) -> Span {
+    fn call_span(&self, before: u32) -> Span {
         let span = tracing::debug_span!(span::SRT_GENERATE, otel.kind = "client");
+        if span.is_disabled() {
+            return span;
+        }
         spans::set(&span, attribute::HTTP_REQUEST_METHOD, "POST");
-        if !span.is_disabled()
-            && let Some((host, port)) = self.url.server()
-        {
+        spans::set(&span, attribute::SERVICE_PEER_NAME, value::SRT);
+        // Shown without credentials.
+        let url = format!("{}{GENERATE_PATH}", self.url);
+        spans::set(&span, attribute::URL_FULL, url);
+        if let Some((host, port)) = self.url.server() {
             spans::set(&span, attribute::SERVER_ADDRESS, host);
             spans::set(&span, attribute::SERVER_PORT, i64::from(port));
+        }
+        if before > 0 {
+            let before = i64::from(before);
+            spans::set(&span, attribute::HTTP_REQUEST_RESEND_COUNT, before);
         }
         span
     }
@@ -259,7 +281,7 @@ impl SrtClient {
         let message = shortened(message);
         match status {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                CallError::Full(message)
+                CallError::Full { status, message }
             }
             status => CallError::Status { status, message },
         }

@@ -59,6 +59,10 @@ async fn answer(span: Span, handler: impl Future<Output = Result<Response, ApiEr
         let response = handler.await.unwrap_or_else(|error| {
             let code = error.error().code;
             tracing::debug!(%code, text = error.error().text, "request is refused");
+            // Of a queued one the span knows already.
+            if let Some(job) = error.unqueued() {
+                Span::current().record(attribute::JOB_ID, tracing::field::display(job));
+            }
             error.into_response()
         });
         let (status, span) = (response.status(), Span::current());
@@ -66,7 +70,7 @@ async fn answer(span: Span, handler: impl Future<Output = Result<Response, ApiEr
         let code = i64::from(status.as_u16());
         span.record(attribute::HTTP_RESPONSE_STATUS_CODE, code);
         if status.is_server_error() {
-            spans::fail_as(&span, value::SERVER_ERROR);
+            spans::fail_as(&span, status.as_str().to_owned());
         }
         match spans::trace_id() {
             Some(trace) => with_trace_id(response, &trace),
@@ -124,6 +128,7 @@ fn span(asked: &Asked<'_>, method: &Method, headers: &HeaderMap) -> Span {
         { attribute::HTTP_RESPONSE_STATUS_CODE } = tracing::field::Empty,
         { attribute::JOB_ID } = tracing::field::Empty,
     );
+    spans::set(&span, attribute::URL_SCHEME, value::HTTP);
     spans::set(&span, attribute::HTTP_ROUTE, *route);
     spans::set(&span, attribute::HTTP_REQUEST_METHOD, method.to_string());
     let parent =

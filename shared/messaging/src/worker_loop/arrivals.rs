@@ -8,9 +8,10 @@ use tokio::sync::watch;
 use super::{HoldEntry, Stored, WorkerLoop, now};
 use crate::{
     lease::{Hold, Lease, LeaseParts, Settlement},
+    publish::MESSAGE_ID_HEADER,
     pull::{Action, Event, Sequence},
     trace,
-    work_queue::Delivery,
+    work_queue::{Delivery, Place},
 };
 
 impl WorkerLoop {
@@ -128,12 +129,20 @@ impl WorkerLoop {
             claimed,
             settle,
         });
-        let context = trace::extract(message.headers.as_ref());
+        let headers = message.headers.as_ref();
+        let context = trace::extract(headers);
+        let id = headers.and_then(|headers| headers.get(MESSAGE_ID_HEADER));
+        let place = Place {
+            id: id.map(ToString::to_string),
+            consumer: Arc::clone(&self.consumer),
+            sequence: stored.sequence,
+        };
         let delivery = Delivery {
             subject,
             payload: message.payload.clone(),
             context,
             delivered,
+            place,
             lease,
         };
         if let Err(refused) = self.deliveries.try_send(delivery) {

@@ -1,9 +1,9 @@
 //! What is said of a span besides its fields: an error, an event. For crates that know `tracing` only.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use opentelemetry::{
-    Context, KeyValue, global,
+    Context, KeyValue, StringValue, global,
     trace::{Status, TraceContextExt, TraceId},
 };
 use protocol::{ErrorCode, trace::attribute};
@@ -23,10 +23,11 @@ pub fn fail(span: &Span, code: ErrorCode) {
     span.set_status(Status::error(code.as_str()));
 }
 
-/// `span` ends with an error of this type that no client hears of.
-pub fn fail_as(span: &Span, error_type: &'static str) {
-    span.set_attribute(attribute::ERROR_TYPE, error_type);
-    span.set_status(Status::error(error_type));
+/// `span` ends with an error of this type: the status of an answer, or what no client hears of.
+pub fn fail_as(span: &Span, error_type: impl Into<Cow<'static, str>>) {
+    let error_type = StringValue::from(error_type.into());
+    span.set_attribute(attribute::ERROR_TYPE, error_type.clone());
+    span.set_status(Status::error(error_type.to_string()));
 }
 
 /// Says more of `span`.

@@ -1,12 +1,16 @@
 //! The configurations of `observability/`: that they agree with each other, with what we emit, and with the shape that
-//! their programs document. None of those programs runs here.
+//! their programs document. None of those programs runs here, but Prometheus.
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
+
+mod condition;
+mod pushed;
+mod spans;
 
 use std::{collections::BTreeSet, fs};
 
 use integration::{dashboards::folder, queries::shipped};
-use protocol::trace::{attribute, log};
+use protocol::trace::log;
 use regex::Regex;
 use serde_yaml_ng::{Mapping, Value};
 
@@ -115,57 +119,6 @@ fn what_our_processes_send_by_otlp_is_taken() {
                 && texts(&pipeline["receivers"]).contains("otlp")
         });
         assert!(taken, "{signal}");
-    }
-}
-
-#[test]
-fn a_trace_is_judged_when_it_is_whole_and_counted_before() {
-    let collector = read("otel-collector/collector.yml");
-    let sampling = &collector["processors"]["tail_sampling"];
-    let wait = sampling["decision_wait"].as_str().unwrap();
-    let wait: u64 = wait.strip_suffix('s').unwrap().parse().unwrap();
-    assert!(wait > 600, "a job may take so long");
-    let policies = sampling["policies"].as_sequence().unwrap();
-    let mut types = BTreeSet::new();
-    for policy in policies {
-        let kind = policy["type"].as_str().unwrap();
-        types.insert(kind);
-        let wanted = ["name", "type", kind].map(str::to_owned);
-        assert_eq!(
-            keys(policy),
-            BTreeSet::from(wanted),
-            "a section named as its type"
-        );
-    }
-    let wanted = [
-        "latency",
-        "numeric_attribute",
-        "probabilistic",
-        "status_code",
-    ];
-    assert_eq!(types, BTreeSet::from(wanted));
-    let of = |kind: &str| {
-        policies
-            .iter()
-            .find(|policy| policy["type"] == kind)
-            .unwrap()[kind]
-            .clone()
-    };
-    assert_eq!(of("status_code")["status_codes"][0], "ERROR");
-    let redelivered = of("numeric_attribute");
-    assert_eq!(
-        redelivered["key"],
-        attribute::MESSAGING_NATS_DELIVERED_COUNT
-    );
-    assert_eq!(redelivered["min_value"], 2);
-    let connectors = keys(&collector["connectors"]);
-    for (name, pipeline) in collector["service"]["pipelines"].as_mapping().unwrap() {
-        let counts = !texts(&pipeline["exporters"]).is_disjoint(&connectors);
-        let samples = texts(&pipeline["processors"]).contains("tail_sampling");
-        assert!(
-            !(counts && samples),
-            "{name:?} counts what is left of a sample"
-        );
     }
 }
 
