@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the images, brings a deployment of its own up, paints, kills a denoiser, the gateway and the broker in mid-job, asks
-# Prometheus, and takes everything down again; prints the figures. The pictures stay in target/docker-try.
+# Prometheus, stops all of it in mid-job, and takes everything down again; prints the figures. The pictures stay in
+# target/docker-try.
 # Needs a running engine with buildx and the compose plugin, and curl; base images: docker/base.sh makes them where no registry
 # is reachable.
 set -euo pipefail
@@ -29,11 +30,12 @@ main() {
     run until_ready
     show_containers
     rm -rf "$pictures"
-    run paint undisturbed
+    run paint undisturbed 8
     kill_in_mid_job denoiser
     kill_in_mid_job gateway
     kill_in_mid_job nats
     run until_scraped
+    stop_in_mid_job
     trap - EXIT
     run take_down
     nothing_is_left
@@ -94,25 +96,25 @@ show_containers() {
     done
 }
 
-# Eight pictures of the same seeds into a folder of the job's name. Where nobody answers it asks again under the same key, as a
-# careful client does.
+# paint JOB COUNT FLAG_OF_CURL...: so many pictures of the same seeds into a folder of the job's name. Where nobody answers it asks
+# again under the same key, as a careful client does.
 paint() {
     local folder=$pictures/$1 number=0 picture
     mkdir -p "$folder"
-    curl --fail --silent --retry 120 --retry-delay 1 --retry-all-errors --output "$folder/answer.json" \
+    curl --fail --silent --retry 120 --retry-delay 1 --retry-all-errors --output "$folder/answer.json" "${@:3}" \
         "$url/v1/images/generations" -H 'content-type: application/json' -H "idempotency-key: $1" --data \
-        "{\"prompt\": \"$prompt\", \"size\": \"128x128\", \"n\": 8, \"seed\": 7, \"num_inference_steps\": 100, \"response_format\": \"b64_json\"}"
+        "{\"prompt\": \"$prompt\", \"size\": \"128x128\", \"n\": $2, \"seed\": 7, \"num_inference_steps\": 100, \"response_format\": \"b64_json\"}"
     while read -r picture; do
         base64 --decode <<<"$picture" >"$folder/$number.png"
         number=$((number + 1))
     done < <(grep --only-matching '"b64_json":"[^"]*"' "$folder/answer.json" | cut --delimiter '"' --fields 4)
-    [ "$number" -eq 8 ] || { echo "$number pictures of 8" >&2; return 1; }
+    [ "$number" -eq "$2" ] || { echo "$number pictures of $2" >&2; return 1; }
 }
 
 # Kills a container of this service while a denoiser paints (of the denoisers the one that does), and compares what came.
 kill_in_mid_job() {
     local began=$SECONDS job=without-$1 asked busy killed number lost
-    paint "$job" &
+    paint "$job" 8 &
     asked=$!
     until_true 60 a_denoiser_paints
     busy=$(busy_denoiser)
@@ -130,6 +132,22 @@ kill_in_mid_job() {
     [ "$1" != denoiser ] || [ "$lost" -ge 1 ]
     [ "$1" != denoiser ] || compose start "$1" 2>/dev/null
     run until_ready
+}
+
+# Stops everything while a denoiser paints: the gateway answers what it has let in before it goes, and nobody asks it twice. Few
+# pictures, so that they take less than the grace of the gateway.
+stop_in_mid_job() {
+    local began=$SECONDS asked number
+    paint stopped 2 --retry 0 &
+    asked=$!
+    until_true 60 a_denoiser_paints
+    kill -0 "$asked" || { echo "the job was over before anything was stopped" >&2; return 1; }
+    compose stop 2>/dev/null
+    wait "$asked"
+    for number in 0 1; do
+        cmp "$pictures/undisturbed/$number.png" "$pictures/stopped/$number.png"
+    done
+    echo "$((SECONDS - began)) s: docker compose stop in mid-job: 2 pictures of 2, the same bytes"
 }
 
 a_denoiser_paints() {

@@ -43,7 +43,13 @@ struct Service {
     volumes: Vec<String>,
     ports: Vec<String>,
     logging: Option<Logging>,
+    pull_policy: Option<String>,
+    pids_limit: Option<u32>,
+    depends_on: BTreeMap<String, Dependency>,
 }
+
+#[derive(Deserialize)]
+struct Dependency {}
 
 #[derive(Deserialize)]
 struct Build {
@@ -52,6 +58,7 @@ struct Build {
 
 #[derive(Deserialize)]
 struct Logging {
+    driver: String,
     options: BTreeMap<String, String>,
 }
 
@@ -221,6 +228,57 @@ fn no_container_is_root_has_a_capability_or_a_root_folder_it_could_write() {
     assert!(seen >= 11, "{seen} services");
 }
 
+/// Compose asks Docker Hub for an image that is not here, and anybody may own the name there.
+#[test]
+fn what_is_built_here_is_asked_of_no_registry() {
+    let mut built = 0;
+    for (name, service) in services() {
+        if service.build.is_some() {
+            assert_eq!(service.pull_policy.as_deref(), Some("build"), "{name}");
+            built += 1;
+        }
+    }
+    assert!(built >= 7, "{built} services");
+}
+
+#[test]
+fn no_container_fills_the_disk_with_its_log_or_the_host_with_threads() {
+    let mut seen = 0;
+    for (name, service) in services() {
+        if service.image.is_none() {
+            continue; // sends its lines elsewhere, see below
+        }
+        seen += 1;
+        let logging = service.logging.as_ref();
+        let logging = logging.unwrap_or_else(|| panic!("{name} logs as the engine likes"));
+        assert_eq!(logging.driver, "json-file", "{name}");
+        for bound in ["max-size", "max-file"] {
+            assert!(logging.options.contains_key(bound), "{name}: {bound}");
+        }
+        assert!(service.pids_limit.is_some_and(|limit| limit > 0), "{name}");
+    }
+    assert!(seen >= 11, "{seen} services");
+}
+
+/// Compose stops who depends on others before them, and all others at once.
+#[test]
+fn the_gateway_stops_before_those_who_paint_what_it_let_in_and_the_broker_last() {
+    let [compose, _] = composes();
+    let on_broker = |service: &Service| service.command.iter().any(|word| word == "--nats-url");
+    let others = compose.services.iter().filter(|(_, s)| on_broker(s));
+    let mut others: BTreeSet<&str> = others.map(|(name, _)| name.as_str()).collect();
+    assert!(others.remove("gateway") && others.len() == 3, "{others:?}");
+    let needs = |name: &str| -> BTreeSet<&str> {
+        let needs = compose.services[name].depends_on.keys();
+        needs.map(String::as_str).collect()
+    };
+    for name in &others {
+        assert_eq!(needs(name), BTreeSet::from(["nats"]), "{name}");
+    }
+    others.insert("nats");
+    assert_eq!(needs("gateway"), others);
+}
+
 #[test]
 fn what_is_mounted_is_there_and_read_only_and_volumes_are_named() {
     for compose in composes() {
@@ -364,6 +422,48 @@ fn an_address_in_a_file_is_a_service_that_listens_there() {
     }
     let seen: Vec<_> = seen.iter().map(String::as_str).collect();
     assert_eq!(seen, ["loki", "nats", "prometheus", "tempo"]);
+}
+
+/// What only runs beside a program, and what no program is made of, costs no compilation.
+#[test]
+fn nothing_is_compiled_or_fetched_again_for_what_programs_are_not_made_of() {
+    let dockerfile = Dockerfile::read();
+    let copied = |stage: &Stage| -> Vec<String> {
+        let copies = stage.lines.iter();
+        let copies = copies.filter_map(|line| line.strip_prefix("COPY "));
+        let here = copies.filter(|copy| !copy.starts_with("--from"));
+        let words = here.flat_map(|copy| {
+            let words: Vec<_> = copy.split(' ').filter(|w| !w.starts_with("--")).collect();
+            let sources = words[..words.len() - 1].iter().map(ToString::to_string);
+            sources.collect::<Vec<_>>()
+        });
+        words.collect()
+    };
+    let mut of_all = Vec::new();
+    for (name, stage) in &dockerfile.0 {
+        let sources = copied(stage);
+        if name != "run" {
+            for source in &sources {
+                let harmless = source != "." && !source.starts_with("docker/");
+                assert!(harmless, "{name} copies {source}");
+            }
+        }
+        of_all.extend(sources);
+    }
+    // And whatever else lies around does not even reach the engine.
+    let text = fs::read_to_string(root().join(".dockerignore")).unwrap();
+    let mut rules = text.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(rules.next(), Some("*"));
+    let sent: Vec<_> = rules.filter_map(|rule| rule.strip_prefix("!/")).collect();
+    assert!(sent.len() >= 8, "{sent:?}");
+    for path in sent {
+        let path = path.trim_end_matches('/');
+        let used = |source: &String| {
+            let source = source.replace("[r]", "r");
+            path.starts_with(&source) || source.starts_with(path)
+        };
+        assert!(of_all.iter().any(used), "nothing copies {path}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod last_spans;
 mod life;
 mod log_filter;
 mod observe;
+mod open_files;
 mod partition;
 mod peer_faults;
 mod picture;

@@ -13,6 +13,7 @@ pub mod health;
 pub mod host;
 pub mod metrics;
 mod model_args;
+mod open_files;
 pub mod process;
 pub mod profile;
 pub mod reference;

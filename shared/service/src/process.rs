@@ -7,6 +7,7 @@ use crate::{
     BusArgs, ShellArgs, Shutdown,
     exit::Failure,
     metrics::Metrics,
+    open_files,
     telemetry::{self, Identity, push::Push},
 };
 
@@ -55,6 +56,10 @@ where
             instance: name.to_string(),
         };
         let telemetry = telemetry::init(&identity, process.shell)?;
+        match open_files::take_all() {
+            Ok(open_files_max) => tracing::debug!(open_files_max, "took what it may have"),
+            Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+        }
         let shutdown = Shutdown::on_signals().map_err(|error| Failure::failed(&error))?;
         let metrics = Metrics::new(process.role);
         let push = Push::start(&identity, &process.shell.traces, &metrics)?;
