@@ -23,7 +23,7 @@ pub(crate) mod systemd;
 use std::{fs, io, path::Path, time::Duration};
 
 use messaging::Bus;
-use service::{Shutdown, exit::Failure};
+use service::{Hangup, Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
 use self::{
@@ -161,7 +161,7 @@ async fn give_back_for_the_dead(bus: Bus, mut died: mpsc::Receiver<u32>) {
     }
 }
 
-/// Passes every SIGTERM and SIGINT on as a wish to stop; a second one makes the supervisor hurry.
+/// Passes every SIGTERM, SIGINT and SIGHUP on as a wish to stop; a second one makes the supervisor hurry.
 fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut terminate, mut interrupt) = (
@@ -169,13 +169,13 @@ fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<impl Future<Output
         signal(SignalKind::interrupt())?,
     );
     // The terminal is gone.
-    let mut hangup = signal(SignalKind::hangup())?;
+    let mut hangup = Hangup::listen()?;
     Ok(async move {
         loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
-                _ = hangup.recv() => {}
+                () = hangup.recv() => {}
                 () = events.closed() => return,
             }
             terminal::note("stopping");
