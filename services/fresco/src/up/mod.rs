@@ -134,9 +134,7 @@ fn look_after(
     if let Some(system) = prepared.system.clone() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            if let Err(error) = watcher::watch(&bus, &system.urls, &system.access).await {
-                tracing::error!(%error, "connections are not watched");
-            }
+            watcher::keep_watching(&bus, &system.urls, &system.access).await;
         }));
     }
     let checkup = Checkup {
