@@ -212,6 +212,9 @@ fn tell(name: &str, report: &Report) {
             terminal::note(format_args!("{name} {}{words}", ended(*exit)));
         }
         Report::Hangs => terminal::note(format_args!("{name} does not answer: it is ended")),
+        Report::HangsLoading => terminal::note(format_args!(
+            "{name} has loaded for twice the time that it may take: it is ended"
+        )),
         Report::Left => terminal::note(format_args!(
             "{name} is still there although it was killed: it ends when the kernel lets go of it"
         )),
