@@ -84,7 +84,7 @@ async fn a_child_that_cannot_work_ends_the_start() {
     let report = |_, report: Report| match report {
         Report::Started(process) => processes.push(process),
         report @ (Report::GaveUp(..) | Report::Died(..)) => gave_up = Some(report),
-        Report::Ended(..) | Report::Hangs | Report::Left => {}
+        Report::Ended(..) | Report::Hangs | Report::HangsLoading | Report::Left => {}
     };
     let ending = supervise(fleet.launch(), &fleet.children, received, report).await;
     assert_eq!(ending, Ending::GaveUp(ChildId(1), Exit::Code(2)));
@@ -116,6 +116,42 @@ async fn a_program_that_is_not_there_ends_the_start() {
 }
 
 #[tokio::test]
+async fn a_child_that_hangs_while_it_loads_is_ended_and_started_again() {
+    let fleet = Fleet::new(&[("a", Layer::Service, FOREVER)]);
+    let launch = Launch {
+        limits: Limits {
+            loading_hang: Some(Duration::from_millis(200)),
+            ..Limits::default()
+        },
+        ..fleet.launch()
+    };
+    let (events, received) = mpsc::channel(8);
+    events.try_send(Event::BrokerReady).expect("there is room");
+    events.try_send(Event::FleetReady).expect("there is room");
+    let mut reports = Vec::new();
+    let report = |_, report: Report| {
+        reports.push(report);
+        if reports.len() == 4 {
+            let stop = Event::Stop(Ending::Asked);
+            events.try_send(stop).expect("there is room");
+        }
+    };
+    supervise(launch, &fleet.children, received, report).await;
+    let kinds = reports.iter().take(4).map(|report| match report {
+        Report::Started(_) => "started",
+        Report::HangsLoading => "hangs",
+        Report::Died(Exit::Signal(9), _, _) => "killed",
+        _ => "else",
+    });
+    let kinds: Vec<_> = kinds.collect();
+    assert_eq!(
+        kinds,
+        ["started", "hangs", "killed", "started"],
+        "{reports:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_child_that_dies_is_started_again_after_growing_pauses() {
     let fleet = Fleet::new(&[("a", Layer::Service, "kill -9 $$")]);
     let (events, received) = mpsc::channel(8);
@@ -138,7 +174,9 @@ async fn a_child_that_dies_is_started_again_after_growing_pauses() {
             pauses.push(pause.as_millis());
         }
         Report::Ended(..) => {}
-        other @ (Report::GaveUp(..) | Report::Hangs | Report::Left) => panic!("{other:?}"),
+        other @ (Report::GaveUp(..) | Report::Hangs | Report::HangsLoading | Report::Left) => {
+            panic!("{other:?}")
+        }
     };
     let ending = supervise(fleet.launch(), &fleet.children, received, report).await;
     assert_eq!(ending, Ending::Asked);

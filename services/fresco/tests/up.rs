@@ -211,6 +211,33 @@ async fn sigterm_ends_the_whole_tree_within_5_s() {
 }
 
 #[tokio::test]
+async fn the_end_of_the_terminal_leaves_a_fleet_that_was_started_to_outlive_it() {
+    let site = Site::new();
+    let mut up = Command::new("/bin/sh");
+    // As `nohup` does.
+    up.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    up.arg(env!("CARGO_BIN_EXE_fresco"));
+    up.args(["up", "--denoisers", "1", "--listen", "127.0.0.1:0"]);
+    up.arg("--model").arg(site.path("model"));
+    up.arg("--data").arg(site.path("data"));
+    up.arg("--bin-dir").arg(site.path("bin"));
+    up.stdin(Stdio::null()).stderr(Stdio::piped());
+    let up = up.kill_on_drop(true).spawn().expect("a shell");
+    let first = site.processes().await;
+    signal(&up, Signal::SIGHUP);
+    for process in &first[..SERVICES.len()] {
+        kill(*process, Signal::SIGKILL).expect("it is ours");
+    }
+    // Once it had heard a wish to stop it would start nobody again.
+    let second = site.processes().await;
+    assert!(second.iter().all(|process| !gone(process)));
+    signal(&up, Signal::SIGTERM);
+    let output = end(up).await;
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(second.iter().all(gone));
+}
+
+#[tokio::test]
 async fn children_take_no_broker_from_the_environment_of_the_caller() {
     let site = Site::new();
     site.program(

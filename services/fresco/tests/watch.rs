@@ -17,7 +17,11 @@ use nix::{
     unistd::Pid,
 };
 use protocol::{PriorityClass, topology::Topology};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::ChildStderr,
+    time::{Instant, timeout},
+};
 use tokio_util::task::TaskTracker;
 use wire::Wire;
 use worker::{Worker, connect, denoise_job, hold, join, prefix, until, until_busy, within};
@@ -262,6 +266,78 @@ async fn the_program_keeps_watches_and_tells_no_password() {
         "{told}"
     );
     assert!(!told.contains("secret"), "{told}");
+}
+
+/// Goes on to the line that has `text`.
+async fn until_told(told: &mut Lines<BufReader<ChildStderr>>, text: &str) {
+    within(text, async {
+        loop {
+            let line = told.next_line().await.unwrap();
+            let line = line.unwrap_or_else(|| panic!("it ended before it told: {text}"));
+            if line.contains(text) {
+                return;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_its_system_account_it_keeps_the_streams_and_tries_again() {
+    let broker = Broker::start_with_system_account();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("system.nk");
+    let system_url = broker.system_url();
+    let (user, address) = system_url
+        .trim_start_matches("nats://")
+        .split_once('@')
+        .unwrap();
+    let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_fresco"));
+    program.args(["watch", "--prefix", "t", "--nats-url", &broker.url()]);
+    program.args(["--system-url", &format!("nats://{address}")]);
+    program
+        .arg("--system-credentials")
+        .arg(&file)
+        .args(["--log", "info"]);
+    program.stderr(Stdio::piped()).kill_on_drop(true);
+    let mut program = program.spawn().unwrap();
+    let mut told = BufReader::new(program.stderr.take().unwrap()).lines();
+    until_told(&mut told, "no system account").await;
+    let bus = connect(&broker.url()).await;
+    let topology = Topology::new(&prefix());
+    until("the streams are there", || async {
+        bus.verify(&topology).await.ok()
+    })
+    .await;
+    std::fs::write(&file, user).unwrap();
+    until_told(&mut told, "watching the connections").await;
+    let process = Pid::from_raw(program.id().unwrap().try_into().unwrap());
+    kill(process, Signal::SIGTERM).unwrap();
+    assert!(within("it ends", program.wait()).await.unwrap().success());
+}
+
+#[tokio::test]
+async fn the_end_of_the_terminal_leaves_one_that_was_started_to_outlive_it() {
+    let broker = Broker::start_with_system_account();
+    let mut program = tokio::process::Command::new("/bin/sh");
+    // As `nohup` does.
+    program.args([
+        "-c",
+        "trap '' HUP; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_fresco"),
+    ]);
+    program.args(["watch", "--prefix", "t", "--nats-url", &broker.url()]);
+    let mut program = program.kill_on_drop(true).spawn().unwrap();
+    let bus = connect(&broker.url()).await;
+    let topology = Topology::new(&prefix());
+    let keeps = || async { bus.verify(&topology).await.ok() };
+    until("it is there", keeps).await;
+    let process = Pid::from_raw(program.id().unwrap().try_into().unwrap());
+    kill(process, Signal::SIGHUP).unwrap();
+    request_raw(&broker, "$JS.API.STREAM.DELETE.t-DN");
+    until("it goes on", keeps).await;
+    kill(process, Signal::SIGTERM).unwrap();
+    assert!(within("it ends", program.wait()).await.unwrap().success());
 }
 
 #[tokio::test]

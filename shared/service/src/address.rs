@@ -19,6 +19,16 @@ pub enum AddressError {
         "--health-listen {0} is a wildcard that would be told to others: give --advertise with the address they call"
     )]
     NothingToTell(SocketAddr),
+    /// Whoever calls what is told calls another interface than the one that is bound.
+    #[error(
+        "--advertise {told} (or FRESCO_ADVERTISE) tells others where nobody listens: --health-listen is {bound}"
+    )]
+    NobodyListens {
+        /// What is bound.
+        bound: SocketAddr,
+        /// What others would be told.
+        told: IpAddr,
+    },
 }
 
 /// A flag's address that others can call.
@@ -72,21 +82,56 @@ impl fmt::Display for PublicUrl {
 ///
 /// # Errors
 ///
-/// Where that would be a wildcard.
+/// Where that would be a wildcard, or one of both is a loopback address and the other is not.
 pub fn advertised(
     bound: SocketAddr,
     advertise: Option<IpAddr>,
 ) -> Result<SocketAddr, AddressError> {
     match advertise {
-        Some(ip) => Ok(SocketAddr::new(ip, bound.port())),
+        Some(told) if !may_lead(told, bound.ip()) => {
+            Err(AddressError::NobodyListens { bound, told })
+        }
+        Some(told) => Ok(SocketAddr::new(told, bound.port())),
         None if bound.ip().is_unspecified() => Err(AddressError::NothingToTell(bound)),
         None => Ok(bound),
     }
 }
 
+/// Whether a call of `told` may come to `bound`. Other addresses than the own one may, by who translates them; a loopback
+/// address leads to itself.
+fn may_lead(told: IpAddr, bound: IpAddr) -> bool {
+    let [told, bound] = [told, bound].map(|ip| ip.to_canonical());
+    bound.is_unspecified() || told.is_loopback() == bound.is_loopback()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_told_leads_to_what_is_bound() {
+        let table = [
+            ("127.0.0.1", "10.0.0.5", false),
+            ("[::1]", "fd00::1", false),
+            ("[::ffff:127.0.0.1]", "10.0.0.5", false),
+            ("10.0.0.5", "127.0.0.1", false),
+            ("127.0.0.1", "127.0.0.1", true),
+            ("127.0.0.1", "127.0.0.2", true),
+            // Behind a translation of addresses.
+            ("10.0.0.5", "203.0.113.7", true),
+            ("0.0.0.0", "10.0.0.5", true),
+            ("[::]", "127.0.0.1", true),
+        ];
+        for (bound, told, leads) in table {
+            let bound: SocketAddr = format!("{bound}:9100").parse().expect("an address");
+            let told: IpAddr = told.parse().expect("an address");
+            let wanted = match leads {
+                true => Ok(SocketAddr::new(told, 9100)),
+                false => Err(AddressError::NobodyListens { bound, told }),
+            };
+            assert_eq!(advertised(bound, Some(told)), wanted, "{bound} {told}");
+        }
+    }
 
     #[test]
     fn a_wildcard_is_never_told_and_refused_by_its_name() {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The stop signal and the tasks that have to see it.
@@ -16,20 +16,21 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Cancels the token at the first SIGTERM, SIGINT or SIGHUP (the terminal is gone).
+    /// Cancels the token at the first SIGTERM, SIGINT or SIGHUP (the terminal is gone), but for one that the caller had
+    /// ignored.
     pub fn on_signals() -> std::io::Result<Self> {
         let shutdown = Self::default();
         let (mut terminate, mut interrupt) = (
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
         );
-        let mut hangup = signal(SignalKind::hangup())?;
+        let mut hangup = Hangup::listen()?;
         let token = shutdown.token.clone();
         shutdown.tracker.spawn(async move {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
-                _ = hangup.recv() => "SIGHUP",
+                () = hangup.recv() => "SIGHUP",
                 () = token.cancelled() => return,
             };
             tracing::info!(signal = name, "stopping");
@@ -53,5 +54,58 @@ impl Shutdown {
             );
         }
         ended
+    }
+}
+
+/// The end of the terminal, unless whoever started the process wants it to go on then (`nohup`): a handler would take that
+/// wish back.
+#[derive(Debug)]
+pub struct Hangup(Option<Signal>);
+
+impl Hangup {
+    /// Listens from now on.
+    pub fn listen() -> std::io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = ignores_hangup(&status);
+        let signal = (!ignored).then(|| signal(SignalKind::hangup()));
+        signal.transpose().map(Self)
+    }
+
+    /// The next SIGHUP. Cancellation safe.
+    pub async fn recv(&mut self) {
+        match &mut self.0 {
+            Some(signal) => signal.recv().await,
+            None => std::future::pending().await,
+        };
+    }
+}
+
+/// Whether a process with this `/proc/PID/status` ignores SIGHUP: the lowest bit of its mask, because it is signal 1.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_ignores_the_end_of_its_terminal_by_one_bit() {
+        let table = [
+            ("Name:\tx\nSigIgn:\t0000000000000001\nSigCgt:\t0\n", true),
+            ("SigIgn:\t0000000000001007\n", true),
+            (
+                "SigIgn:\t0000000000001006\nSigCgt:\t0000000000000001\n",
+                false,
+            ),
+            ("Name:\tx\n", false),
+        ];
+        for (status, wanted) in table {
+            assert_eq!(ignores_hangup(status), wanted, "{status:?}");
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(super) const WATCH_HELP: &str = "\
 Keeps the deployment's streams, consumers and buckets on its broker: looks at the start, after each reconnect and every
 5 s, creates what is missing, reports what differs and never changes it. With --system-url it also hears which worker's
 connection ends; what a worker held that is not back within 0.5 s goes to others at once instead of after the ack
-deadline. Any number may run. `fresco up` does the same for the broker it starts.";
+deadline. A system account that cannot be used is told and tried again; the streams are kept meanwhile. Any number may run. `fresco up` does the same for the broker it starts.";
 
 /// `fresco cancel`.
 #[derive(Debug, Args)]

@@ -228,6 +228,8 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
         limits: Limits {
             loading_max: file.start.loading_max,
             loading_time_max: Duration::from_secs(file.start.loading_s),
+            // Others have had its place for as long as it was meant to need: it needs no third time.
+            loading_hang: Some(Duration::from_secs(2 * file.start.loading_s)),
             drain: Duration::from_secs(file.stop.drain_s),
             start: StartRule::OneOfEach,
         },

@@ -23,7 +23,7 @@ pub(crate) mod systemd;
 use std::{fs, io, path::Path, time::Duration};
 
 use messaging::Bus;
-use service::{Shutdown, exit::Failure};
+use service::{Hangup, Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
 use self::{
@@ -134,9 +134,7 @@ fn look_after(
     if let Some(system) = prepared.system.clone() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            if let Err(error) = watcher::watch(&bus, &system.urls, &system.access).await {
-                tracing::error!(%error, "connections are not watched");
-            }
+            watcher::keep_watching(&bus, &system.urls, &system.access).await;
         }));
     }
     let checkup = Checkup {
@@ -161,7 +159,7 @@ async fn give_back_for_the_dead(bus: Bus, mut died: mpsc::Receiver<u32>) {
     }
 }
 
-/// Passes every SIGTERM and SIGINT on as a wish to stop; a second one makes the supervisor hurry.
+/// Passes every SIGTERM, SIGINT and SIGHUP on as a wish to stop; a second one makes the supervisor hurry.
 fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut terminate, mut interrupt) = (
@@ -169,13 +167,13 @@ fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<impl Future<Output
         signal(SignalKind::interrupt())?,
     );
     // The terminal is gone.
-    let mut hangup = signal(SignalKind::hangup())?;
+    let mut hangup = Hangup::listen()?;
     Ok(async move {
         loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
-                _ = hangup.recv() => {}
+                () = hangup.recv() => {}
                 () = events.closed() => return,
             }
             terminal::note("stopping");
@@ -214,6 +212,9 @@ fn tell(name: &str, report: &Report) {
             terminal::note(format_args!("{name} {}{words}", ended(*exit)));
         }
         Report::Hangs => terminal::note(format_args!("{name} does not answer: it is ended")),
+        Report::HangsLoading => terminal::note(format_args!(
+            "{name} has loaded for twice the time that it may take: it is ended"
+        )),
         Report::Left => terminal::note(format_args!(
             "{name} is still there although it was killed: it ends when the kernel lets go of it"
         )),

@@ -1,7 +1,7 @@
 //! Whether a service hangs: a pure rule over the answers to its probes.
 //!
 //! A process that neither works nor ends holds its place for ever: nothing else restarts it. One that has never been
-//! ready is left alone, because loading a model may take any time.
+//! ready is the supervisor's, which knows how long a model may load.
 
 /// So many probes in a row without an answer, each 2 s: longer than any pause of a healthy process on a loaded
 /// machine, shorter than the broker's ack deadline.

@@ -55,7 +55,7 @@ pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Opti
             None
         }
         Report::Died(..) | Report::Ended(..) | Report::GaveUp(..) => member.process.take(),
-        Report::Hangs | Report::Left => None,
+        Report::Hangs | Report::HangsLoading | Report::Left => None,
     }
 }
 
@@ -92,6 +92,7 @@ mod tests {
             (2, died(), None),
             (2, Report::Started(71), None),
             (2, Report::Hangs, None),
+            (2, Report::HangsLoading, None),
             (0, Report::Started(5), None),
             (0, died(), None),
             (2, Report::GaveUp(Exit::Code(2), None), Some(71)),

@@ -70,6 +70,8 @@ pub enum Report {
     Ended(Exit, Option<String>),
     /// It does not answer, and is ended for it.
     Hangs,
+    /// It never came to work, and is ended for it.
+    HangsLoading,
     /// It cannot be made to work.
     GaveUp(Exit, Option<String>),
     /// It was killed in vain.
@@ -117,6 +119,7 @@ pub async fn supervise(
                     report(id, Report::Ended(exit, processes.last_words(id)))
                 }
                 Action::ReportHang(id) => report(id, Report::Hangs),
+                Action::ReportLoadingHang(id) => report(id, Report::HangsLoading),
                 Action::ReportGivingUp(id, exit) => {
                     report(id, Report::GaveUp(exit, processes.last_words(id)))
                 }

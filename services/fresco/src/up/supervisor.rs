@@ -65,6 +65,9 @@ pub struct Limits {
     pub loading_max: usize,
     /// One that loads for longer keeps the others waiting no more.
     pub loading_time_max: Duration,
+    /// One that loads for this long hangs in it, in a driver for example, and is ended. `None` where nobody has said how long
+    /// that takes.
+    pub loading_hang: Option<Duration>,
     /// From the wish to stop until the workers are to stop, if those who take requests are not done before.
     pub drain: Duration,
     /// When it has started.
@@ -77,6 +80,7 @@ impl Default for Limits {
         Self {
             loading_max: usize::MAX,
             loading_time_max: Duration::ZERO,
+            loading_hang: None,
             drain: Duration::ZERO,
             start: StartRule::All,
         }
@@ -141,6 +145,8 @@ pub enum Action {
     ReportEnd(ChildId, Exit),
     /// Say that it does not answer.
     ReportHang(ChildId),
+    /// Say that it never came to work.
+    ReportLoadingHang(ChildId),
     /// Say that it cannot be made to work.
     ReportGivingUp(ChildId, Exit),
     /// Say that it was killed in vain: something in the kernel holds it.
@@ -188,6 +194,8 @@ enum Loading {
     Placed { until: Instant },
     /// It has taken too long: its place is another's.
     Late,
+    /// It has taken so long that it was ended.
+    Hung,
     /// Since then it works.
     Done { since: Instant },
 }
@@ -237,17 +245,24 @@ impl Supervisor {
             Event::Timer => {}
         }
         self.advance_stop(now, &mut actions);
+        self.end_hung_loads(now, &mut actions);
         self.start_due(now, &mut actions);
         actions
     }
 
     /// When [`Event::Timer`] is due next.
     pub fn next_timer(&self) -> Option<Instant> {
+        let next = || {
+            self.next_start()
+                .into_iter()
+                .chain(self.next_hung_load())
+                .min()
+        };
         match &self.phase {
-            Phase::Starting | Phase::Serving => self.next_start(),
+            Phase::Starting | Phase::Serving => next(),
             Phase::Stopping(stopping) => {
-                let start = self.next_start().filter(|_| stopping.drains());
-                stopping.next_timer().into_iter().chain(start).min()
+                let next = next().filter(|_| stopping.drains());
+                stopping.next_timer().into_iter().chain(next).min()
             }
             Phase::Finished => None,
         }

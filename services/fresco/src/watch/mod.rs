@@ -36,13 +36,14 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
             terminal::note("no --system-url: jobs of dead workers wait for their ack deadline");
             return std::future::pending().await;
         }
-        watcher::watch(&bus, &args.system_urls, &system_access).await
+        watcher::keep_watching(&bus, &args.system_urls, &system_access).await;
     };
-    let ended = tokio::select! {
-        () = shutdown.token.cancelled() => Ok(()),
-        () = keep => Ok(()),
-        watched = watch => watched.map_err(|error| Failure::unusable(&error)),
-    };
+    // Neither ends by itself.
+    tokio::select! {
+        () = shutdown.token.cancelled() => {}
+        () = keep => {}
+        () = watch => {}
+    }
     bus.close().await;
-    ended
+    Ok(())
 }

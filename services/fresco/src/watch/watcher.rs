@@ -2,7 +2,7 @@
 
 use messaging::{Access, Bus, BusError, SystemEvent, SystemWatch};
 use service::without_credentials;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     absence::{Absences, Action, Event},
@@ -12,6 +12,28 @@ use crate::terminal;
 
 /// After this a system account that cannot be reached is told; a broker that only starts is there sooner.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// From a system account that cannot be used until it is tried again: somebody may have put its credentials there.
+const AGAIN_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Watches for as long as the process runs. A system account that cannot be used is told, and tried again: what the dead held
+/// waits for its ack deadline meanwhile, and nothing else.
+pub async fn keep_watching(bus: &Bus, urls: &[String], access: &Access) {
+    let mut told = String::new();
+    loop {
+        let reason = match watch(bus, urls, access).await {
+            Ok(()) => "its connection has ended".to_owned(),
+            Err(error) => service::exit::chain(&error),
+        };
+        if told != reason {
+            terminal::note(format_args!(
+                "no system account: {reason}; jobs of dead workers wait for their ack deadline"
+            ));
+            told = reason;
+        }
+        sleep(AGAIN_AFTER).await;
+    }
+}
 
 /// Watches the deployment of `bus` from the system account at `urls`, until the connection is closed for good.
 pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), BusError> {

@@ -58,6 +58,34 @@ impl Supervisor {
         placed
     }
 
+    /// When somebody has loaded for too long to be believed.
+    pub(super) fn next_hung_load(&self) -> Option<Instant> {
+        let hang = self.limits.loading_hang?;
+        let loading = self.children.iter().filter_map(Child::loading_since);
+        loading.map(|since| since + hang).min()
+    }
+
+    /// Ends who hangs while it loads; its end is an exit like any other. Nobody else finds it: it has never shown up.
+    pub(super) fn end_hung_loads(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let Some(hang) = self
+            .limits
+            .loading_hang
+            .filter(|_| self.keeps(Layer::Broker))
+        else {
+            return;
+        };
+        for (index, child) in self.children.iter_mut().enumerate() {
+            let hangs = |since: Instant| since + hang <= now;
+            if child.loading_since().is_some_and(hangs)
+                && let Life::Running { loading, .. } = &mut child.life
+            {
+                *loading = Loading::Hung;
+                let id = ChildId(index);
+                actions.extend([Action::ReportLoadingHang(id), Action::Kill(id)]);
+            }
+        }
+    }
+
     /// Starts who is due and may: a service only while few enough others load.
     pub(super) fn start_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
         // The broker is kept for as long as anybody.
@@ -95,6 +123,17 @@ impl Supervisor {
 }
 
 impl Child {
+    /// Since when it loads, if it does and nobody has ended it for that.
+    fn loading_since(&self) -> Option<Instant> {
+        match self.life {
+            Life::Running {
+                since,
+                loading: Loading::Placed { .. } | Loading::Late,
+            } => Some(since),
+            Life::Running { .. } | Life::Waiting | Life::Backoff { .. } | Life::Ended => None,
+        }
+    }
+
     /// Until when it has a place of those who load, if it has one.
     fn placed_until(&self) -> Option<Instant> {
         match self.life {

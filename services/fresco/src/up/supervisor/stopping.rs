@@ -118,8 +118,8 @@ impl Supervisor {
             return;
         };
         if let Some(until) = stopping.drain_until {
-            let anybody_works = self.children.iter().any(|child| child.layer.loads());
-            if until > now && !fronts.is_empty() && anybody_works {
+            // Those who work on what it has let in may be on other machines.
+            if until > now && !fronts.is_empty() {
                 return;
             }
             stopping.drain_until = None;

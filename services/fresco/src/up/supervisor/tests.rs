@@ -60,6 +60,7 @@ fn staggered(workers: usize) -> Fleet {
     let limits = Limits {
         loading_max: 2,
         loading_time_max: Duration::from_secs(60),
+        loading_hang: None,
         drain: Duration::from_secs(20),
         start: StartRule::OneOfEach,
     };

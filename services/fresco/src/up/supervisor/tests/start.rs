@@ -112,6 +112,38 @@ fn who_waits_behind_slow_loaders_wakes_nobody_before_there_is_a_place() {
     assert_eq!(fleet.at(120_000, Event::Timer), last);
 }
 
+#[test]
+fn a_load_that_hangs_is_ended_once_and_started_again() {
+    let mut fleet = staggered(3);
+    fleet.supervisor.limits.loading_hang = Some(Duration::from_secs(100));
+    fleet.at(0, Event::BrokerReady);
+    fleet.at(5_000, Event::Loaded(worker(1)));
+    assert_eq!(fleet.next_timer_millis(), Some(100_000), "of worker 0");
+    let hangs = |number| {
+        vec![
+            Action::ReportLoadingHang(worker(number)),
+            Action::Kill(worker(number)),
+        ]
+    };
+    let died = Action::ReportDeath(worker(0), KILLED, BACKOFF_MIN);
+    let table = [
+        (60_000, Event::Timer, vec![]),
+        (99_999, Event::FleetReady, vec![]),
+        (100_000, Event::Timer, hangs(0)),
+        // The kernel has not let go of it yet.
+        (104_999, Event::Timer, vec![]),
+        (105_000, Event::Timer, hangs(2)),
+        (106_000, Event::Exited(worker(0), KILLED), vec![died]),
+        (106_200, Event::Timer, vec![Action::Start(worker(0))]),
+        (150_000, Event::Loaded(worker(0)), vec![]),
+        (999_000, Event::Timer, vec![]),
+    ];
+    for (millis, event, wanted) in table {
+        assert_eq!(fleet.at(millis, event), wanted, "{millis} {event:?}");
+    }
+    assert_eq!(fleet.next_timer_millis(), None, "nobody loads");
+}
+
 /// What a service is asked to do that cannot work, in a fleet that is content with one of each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Verdict {

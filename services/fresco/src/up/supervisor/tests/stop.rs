@@ -118,6 +118,29 @@ fn who_takes_requests_stops_first_and_the_workers_when_they_are_done_or_late() {
 }
 
 #[test]
+fn a_gateway_whose_workers_are_elsewhere_answers_what_it_has_let_in() {
+    let mut fleet = draining(0);
+    let asked = fleet.at(1_000, Event::Stop(Ending::Asked));
+    assert_eq!(asked, [Action::Terminate(GATEWAY)]);
+    assert_eq!(fleet.next_timer_millis(), Some(21_000));
+    let ended = fleet.at(9_000, Event::Exited(GATEWAY, Exit::Code(0)));
+    assert_eq!(ended, [Action::Terminate(BROKER)]);
+}
+
+#[test]
+fn nobody_is_ended_for_loading_once_the_workers_stop() {
+    let mut fleet = draining(1);
+    fleet.supervisor.limits.loading_hang = Some(Duration::from_secs(1));
+    fleet.at(900, Event::Exited(worker(0), KILLED));
+    fleet.at(1_100, Event::Timer);
+    fleet.at(1_200, Event::Stop(Ending::Asked));
+    let ended = fleet.at(1_300, Event::Exited(GATEWAY, Exit::Code(0)));
+    assert_eq!(ended, [Action::Terminate(worker(0))]);
+    assert_eq!(fleet.at(2_100, Event::Timer), []);
+    assert_eq!(fleet.next_timer_millis(), Some(5_300));
+}
+
+#[test]
 fn an_impatient_user_ends_the_drain_and_then_everything() {
     let asked = || Event::Stop(Ending::Asked);
     let workers = || [worker(0), worker(1)];
