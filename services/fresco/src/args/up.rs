@@ -67,7 +67,7 @@ pub struct UpArgs {
         long,
         value_name = "FILE",
         conflicts_with_all = [
-            "engine", "model", "srt_urls", "times", "denoisers", "listen", "nats_urls", "prefix", "ack_wait_s",
+            "engine", "model", "srt_urls", "times", "time_scale", "faults", "denoisers", "listen", "nats_urls", "prefix", "ack_wait_s",
             "result_ttl_s", "device", "dtype", "admission", "ar_slots_max", "ar_delay_ms", "no_prior_cache", "admin_key_file",
             "tenants"
         ]
