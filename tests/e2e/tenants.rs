@@ -124,6 +124,6 @@ async fn a_file_of_tenants_that_cannot_be_meant_ends_a_gateway_at_once() {
     let output = command.arg("--tenants").arg(&file).output().await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("line 3: unknown field"), "{said}");
+    assert!(said.contains("line 3, column 1: unknown field"), "{said}");
     assert!(!said.contains("sk-live"), "{said}");
 }
