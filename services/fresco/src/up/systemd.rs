@@ -7,7 +7,7 @@ use service::exit::Failure;
 
 use super::{
     file,
-    fleet::{self, Surroundings},
+    fleet::{self, GatewayPlace, Surroundings},
     run::ChildSpec,
     site::Site,
     supervisor::Layer,
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &FleetSystemdArgs) -> Result<(), Failure> {
             "units need `broker.urls`: systemd starts no broker for them, infra/nats has one",
         ));
     }
-    if up.listen.port() == 0 {
+    if site.gateway.is_some() && up.listen.port() == 0 {
         return Err(unusable(
             "`gateway.listen` has port 0: nobody would know where it is",
         ));
@@ -56,8 +56,10 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let surroundings = Surroundings {
         programs: args.programs.clone(),
         nats_urls: up.nats_urls.clone(),
-        listen: up.listen,
-        gateway_health: site.gateway_health.unwrap_or(health),
+        gateway: site.gateway.as_ref().map(|gateway| GatewayPlace {
+            listen: up.listen,
+            health: gateway.health.unwrap_or(health),
+        }),
     };
     let mut children = fleet::services(up, site, &surroundings);
     children.push(watcher(up, site, &surroundings));
