@@ -1,6 +1,7 @@
 //! `fresco up --fleet` with the layout of sixteen devices: fourteen denoisers, of which any three may be killed.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -69,6 +70,16 @@ impl Fleet {
             ))
         };
         denoisers.filter_map(shown).collect()
+    }
+
+    /// What each worker's device is called.
+    async fn devices(&self) -> BTreeSet<String> {
+        let workers = http::get(&format!("{}/v1/workers", self.url)).await;
+        let workers = workers.body["data"].as_array().cloned().unwrap_or_default();
+        let devices = workers
+            .iter()
+            .filter_map(|worker| worker["device"].as_str());
+        devices.map(str::to_owned).collect()
     }
 
     async fn until_all_work(&self, gone: &[u64]) {
@@ -160,6 +171,10 @@ async fn kill_in_threes(fleet: &Fleet) -> Vec<u64> {
 async fn any_three_of_fourteen_denoisers_may_be_killed_and_no_request_fails() {
     let fleet = Fleet::start().await;
     fleet.until_all_work(&[]).await;
+    // By the numbers in the file: they are how a person finds the card of the one that is ill.
+    let mut devices: BTreeSet<_> = (2..16).map(|number| format!("replay:{number}")).collect();
+    devices.insert("replay:0,1".to_owned());
+    assert_eq!(fleet.devices().await, devices);
     let stop = AtomicBool::new(false);
     let client = async |client: u64| {
         let mut painted = 0;

@@ -269,11 +269,11 @@ fn joining(
         ),
         prefix: args.bus.prefix.clone(),
         role: Role::ArBatcher,
-        device: match args.engine {
-            Engine::Native => args.model.device.clone(),
-            Engine::Srt => "srt".to_owned(),
-            Engine::Replay => replay::REVISION.to_owned(),
-        },
+        device: args.model.device_told(match args.engine {
+            Engine::Native => &args.model.device,
+            Engine::Srt => "srt",
+            Engine::Replay => replay::REVISION,
+        }),
         model_revision: revision.unwrap_or_default(),
         host: service::host::name(),
         health_address,

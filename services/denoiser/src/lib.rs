@@ -173,10 +173,10 @@ fn joining(
         ),
         prefix: args.bus.prefix.clone(),
         role: Role::Denoiser,
-        device: match args.engine {
-            Engine::Torch => args.model.device.clone(),
-            Engine::Replay => replay::REVISION.to_owned(),
-        },
+        device: args.model.device_told(match args.engine {
+            Engine::Torch => &args.model.device,
+            Engine::Replay => replay::REVISION,
+        }),
         model_revision,
         host: service::host::name(),
         health_address,

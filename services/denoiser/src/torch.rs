@@ -243,6 +243,7 @@ mod tests {
             model: Some(tiny),
             check_model: None,
             device: "cpu".into(),
+            device_label: None,
             dtype: "f32".into(),
             threads: 1,
         };

@@ -350,6 +350,43 @@ async fn a_broken_device_is_told_and_leaves_the_others_at_work() {
 }
 
 #[tokio::test]
+async fn a_machine_that_only_paints_runs_denoisers_on_the_broker_of_another() {
+    let others = Site::new();
+    let (up_there, bus) = others.up_with_workers().await;
+    let url = fs::read_to_string(others.path("data/nats.port")).expect("it runs");
+    let url = format!("nats://127.0.0.1:{url}");
+    let site = Site::new();
+    let program = std::env::current_exe().expect("a test knows its own path");
+    let arguments = worker::ARGUMENTS.join(" ");
+    let works = format!(
+        "echo $2 > $DIR/url.$$; exec {} {arguments} < $DIR/url.$$",
+        program.display()
+    );
+    site.program("fresco-denoiser", &works);
+    // Nobody needs what it does not start.
+    for missing in ["fresco-gateway", "fresco-ar-batcher"] {
+        fs::remove_file(site.path("bin").join(missing)).expect("it is there");
+    }
+    let mut up = site.up_fleet(&format!(
+        "engine = \"replay\"\ntimes = \"none\"\nprefix = \"t\"\n[broker]\nurls = [\"{url}\"]\n\
+         ack_wait_s = 60\n[denoisers]\ndevices = [7]\n"
+    ));
+    let mut told = BufReader::new(up.stdout.take().expect("it is piped")).lines();
+    let ready = timeout(START_MAX, told.next_line())
+        .await
+        .expect("it is told");
+    let ready = ready.expect("it is text").expect("it goes on");
+    assert!(ready.contains("workers here are ready"), "{ready}");
+    let workers = bus.workers().await.expect("the broker answers");
+    assert_eq!(workers.len(), 3);
+    signal(&up, Signal::SIGTERM);
+    let output = end(up).await;
+    assert!(output.status.success(), "{}", said(&output));
+    signal(&up_there, Signal::SIGTERM);
+    end(up_there).await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_used_is_said_before_anything_starts() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let listen = taken.local_addr().expect("it is bound").to_string();

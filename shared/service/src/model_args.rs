@@ -1,4 +1,5 @@
-//! Flags of the roles that run a model. They can replay instead ([`crate::ReplayArgs`]), and then take none of these.
+//! Flags of the roles that run a model. They can replay instead ([`crate::ReplayArgs`]), and then take none of these but the
+//! device's name.
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,11 @@ pub struct ModelArgs {
     )]
     pub device: String,
 
+    /// What others are told of the device, for example `cuda:7` where a variable shows the process only one, which it then calls
+    /// `cuda:0` [default: the device]
+    #[arg(long, value_name = "NAME", value_parser = device_label)]
+    pub device_label: Option<String>,
+
     /// Numbers to compute with: `f32` or `bf16`
     #[arg(
         long,
@@ -46,5 +52,42 @@ impl ModelArgs {
     pub fn folder(&self) -> &Path {
         let folder = self.model.as_deref().or(self.check_model.as_deref());
         folder.expect("clap requires --model or --check-model")
+    }
+
+    /// What others are told of the device that the engine calls `own`.
+    pub fn device_told(&self, own: &str) -> String {
+        self.device_label.clone().unwrap_or_else(|| own.to_owned())
+    }
+}
+
+/// The numbers of all devices of one machine fit.
+const DEVICE_LABEL_CHARACTERS_MAX: usize = 256;
+
+/// A label of metrics and a word of lists: neither takes everything.
+fn device_label(text: &str) -> Result<String, String> {
+    let fits = (1..=DEVICE_LABEL_CHARACTERS_MAX).contains(&text.len());
+    let plain = |c: char| c.is_ascii_alphanumeric() || ":,-_./".contains(c);
+    if fits && text.chars().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "not 1 to {DEVICE_LABEL_CHARACTERS_MAX} of a-z, A-Z, 0-9 and :,-_./"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_by_a_word() {
+        let longest = "x".repeat(DEVICE_LABEL_CHARACTERS_MAX);
+        for good in ["npu:7", "cuda:0,1", "GPU-5f/1", &longest] {
+            assert_eq!(device_label(good), Ok(good.to_owned()));
+        }
+        for bad in ["", "a b", "ü", "a\nb", &format!("{longest}x")] {
+            assert!(device_label(bad).is_err(), "{bad:?}");
+        }
     }
 }

@@ -24,8 +24,8 @@ pub(crate) struct Checkup {
     pub(crate) bus: Bus,
     /// This machine, as presence names it.
     pub(crate) host: String,
-    /// Where the gateway answers.
-    pub(crate) gateway: SocketAddr,
+    /// Where the gateway answers, where this machine has one.
+    pub(crate) gateway: Option<SocketAddr>,
     /// The processes.
     pub(crate) roster: watch::Receiver<Vec<Member>>,
     /// To the supervisor.
@@ -78,7 +78,7 @@ impl Checkup {
 
     async fn address(&self, name: &str, process: u32) -> Option<SocketAddr> {
         if name == super::fleet::GATEWAY {
-            return Some(self.gateway);
+            return self.gateway;
         }
         let workers = self.bus.workers().await.ok()?;
         let mut workers = workers.into_iter();

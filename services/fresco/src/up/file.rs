@@ -3,6 +3,7 @@
 //! starts. It knows no process.
 
 mod check;
+mod probes;
 
 use std::{
     fs,
@@ -19,9 +20,10 @@ use service::{
     file_error::{Place, without_values},
 };
 
+use self::probes::Probes;
 use super::{
     fleet::AR_BATCHER,
-    site::{Pinned, Site},
+    site::{GatewaySite, Pinned, Site},
     supervisor::{Limits, StartRule},
 };
 use crate::args::{Engine, UpArgs};
@@ -46,14 +48,27 @@ struct FleetFile {
     admin_key_file: Option<PathBuf>,
     #[serde(default)]
     broker: Broker,
-    gateway: Gateway,
-    ar: Ar,
-    denoisers: Denoisers,
+    gateway: Option<Gateway>,
+    ar: Option<Ar>,
+    denoisers: Option<Denoisers>,
     pin: Option<Pin>,
+    probes: Option<Probes>,
     #[serde(default)]
     start: Start,
     #[serde(default)]
     stop: Stop,
+}
+
+impl FleetFile {
+    /// Devices that have a denoiser.
+    fn denoisers(&self) -> &[u16] {
+        let denoisers = self.denoisers.as_ref();
+        denoisers.map_or(&[], |denoisers| &denoisers.devices)
+    }
+
+    fn ar_devices(&self) -> &[u16] {
+        self.ar.as_ref().map_or(&[], |ar| &ar.devices)
+    }
 }
 
 fn default_prefix() -> String {
@@ -187,52 +202,97 @@ fn parse(text: &str, folder: &Path, args: &UpArgs) -> Result<(UpArgs, Site), Str
     if args.nats_server.is_some() && !file.broker.urls.is_empty() {
         return Err("--nats-server starts a broker, and `broker.urls` has some".to_owned());
     }
+    if args.url_file.is_some() && file.gateway.is_none() {
+        return Err("--url-file waits for a gateway's URL, and `gateway` is missing".to_owned());
+    }
     let site = site(&file, folder);
     let args = merge(file, folder, args)?;
     Ok((args, site))
 }
 
-fn site(file: &FleetFile, folder: &Path) -> Site {
-    let pinned = |name: String, devices: &[u16]| {
-        let environment = file.pin.as_ref().map(|pin| {
-            let devices: Vec<_> = devices.iter().map(u16::to_string).collect();
-            (pin.variable.clone(), devices.join(","))
-        });
-        Pinned {
-            name,
-            environment: environment.into_iter().collect(),
+/// CUDA counts the fastest device first unless it is told to count as everybody else does, by their places.
+const CUDA_ORDER: (&str, &str, &str) = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+
+fn pinned(file: &FleetFile, name: String, devices: &[u16]) -> Pinned {
+    let devices: Vec<_> = devices.iter().map(u16::to_string).collect();
+    let devices = devices.join(",");
+    // A replay calls nothing by a device's name.
+    let kind = file
+        .pin
+        .as_ref()
+        .filter(|_| file.engine != EngineName::Replay);
+    let kind = kind.map_or("replay", |pin| {
+        pin.device
+            .split_once(':')
+            .map_or(pin.device.as_str(), |(kind, _)| kind)
+    });
+    let label = Some(format!("{kind}:{devices}"));
+    let mut environment = Vec::new();
+    if let Some(pin) = &file.pin {
+        let (cuda, order, by_place) = CUDA_ORDER;
+        if pin.variable == cuda {
+            environment.push((order.to_owned(), by_place.to_owned()));
         }
-    };
-    // The devices of an SRT server are that one's own.
-    let ar_devices = match file.engine {
-        EngineName::Srt => &[],
-        EngineName::Native | EngineName::Replay => &file.ar.devices[..],
-    };
-    let ar_batcher = match ar_devices {
-        [] => Pinned::nowhere(AR_BATCHER.to_owned()),
-        devices => pinned(AR_BATCHER.to_owned(), devices),
-    };
-    let denoiser = |device: &u16| pinned(format!("denoiser-{device}"), &[*device]);
+        environment.push((pin.variable.clone(), devices));
+    }
+    Pinned {
+        name,
+        environment,
+        label,
+        probes: None,
+    }
+}
+
+fn ar_batcher(file: &FleetFile) -> Pinned {
+    let name = AR_BATCHER.to_owned();
+    match (file.engine, file.ar_devices()) {
+        // The devices of an SRT server are that one's own.
+        (EngineName::Srt, _) | (_, []) => Pinned::nowhere(name),
+        (EngineName::Native | EngineName::Replay, devices) => pinned(file, name, devices),
+    }
+}
+
+/// The workers, each with an address of its own for probes where the file has them.
+fn workers(file: &FleetFile) -> (Option<Pinned>, Vec<Pinned>) {
+    let mut ar_batcher = file.ar.as_ref().map(|_| ar_batcher(file));
+    let denoiser = |device: &u16| pinned(file, format!("denoiser-{device}"), &[*device]);
+    let mut denoisers: Vec<_> = file.denoisers().iter().map(denoiser).collect();
+    if let Some(probes) = file.probes {
+        let all = ar_batcher.iter_mut().chain(&mut denoisers);
+        for (place, worker) in (0..).zip(all) {
+            worker.probes = Some(probes.of(place));
+        }
+    }
+    (ar_batcher, denoisers)
+}
+
+fn site(file: &FleetFile, folder: &Path) -> Site {
+    let (ar_batcher, denoisers) = workers(file);
+    let in_folder = |path: &Option<PathBuf>| path.as_ref().map(|path| folder.join(path));
+    let gateway = file.gateway.as_ref();
     Site {
+        gateway: gateway.map(|gateway| GatewaySite {
+            health: gateway.health_listen,
+            public_url: gateway.public_url.clone(),
+        }),
         ar_batcher,
-        denoisers: file.denoisers.devices.iter().map(denoiser).collect(),
-        credentials: file
-            .broker
-            .credentials
-            .as_ref()
-            .map(|path| folder.join(path)),
-        ca: file.broker.ca.as_ref().map(|path| folder.join(path)),
+        denoisers,
+        credentials: in_folder(&file.broker.credentials),
+        ca: in_folder(&file.broker.ca),
         replicas: file.broker.replicas.unwrap_or(1),
-        gateway_health: file.gateway.health_listen,
-        public_url: file.gateway.public_url.clone(),
-        limits: Limits {
-            loading_max: file.start.loading_max,
-            loading_time_max: Duration::from_secs(file.start.loading_s),
-            // Others have had its place for as long as it was meant to need: it needs no third time.
-            loading_hang: Some(Duration::from_secs(2 * file.start.loading_s)),
-            drain: Duration::from_secs(file.stop.drain_s),
-            start: StartRule::OneOfEach,
-        },
+        limits: limits(file),
+    }
+}
+
+fn limits(file: &FleetFile) -> Limits {
+    let loading = Duration::from_secs(file.start.loading_s);
+    Limits {
+        loading_max: file.start.loading_max,
+        loading_time_max: loading,
+        // Others have had its place for as long as it was meant to need: it needs no third time.
+        loading_hang: Some(2 * loading),
+        drain: Duration::from_secs(file.stop.drain_s),
+        start: StartRule::OneOfEach,
     }
 }
 
@@ -241,7 +301,7 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
         .prefix
         .parse()
         .map_err(|error| format!("`prefix`: {error}"))?;
-    let count = u16::try_from(file.denoisers.devices.len()).map_err(|error| error.to_string())?;
+    let count = u16::try_from(file.denoisers().len()).map_err(|error| error.to_string())?;
     let mut args = args.clone();
     args.engine = match file.engine {
         EngineName::Native => Engine::Native,
@@ -254,17 +314,21 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
     args.replay.time_scale = file.time_scale.unwrap_or(1.0);
     args.replay.faults = file.faults.map(|path| folder.join(path));
     args.admin_key_file = file.admin_key_file.map(|path| folder.join(path));
-    args.tenants = file.gateway.tenants.map(|path| folder.join(path));
-    args.srt_urls = file.ar.srt_urls;
-    args.ar_slots_max = file.ar.slots_max;
-    args.admission = file.ar.admission.map(|admission| match admission {
-        AdmissionName::Continuous => Admission::Continuous,
-        AdmissionName::Batched => Admission::Batched,
-    });
-    args.ar_delay_ms = file.ar.delay_ms;
-    args.no_prior_cache = file.ar.no_prior_cache;
+    if let Some(gateway) = file.gateway {
+        args.tenants = gateway.tenants.map(|path| folder.join(path));
+        args.listen = gateway.listen;
+    }
+    if let Some(ar) = file.ar {
+        args.srt_urls = ar.srt_urls;
+        args.ar_slots_max = ar.slots_max;
+        args.admission = ar.admission.map(|admission| match admission {
+            AdmissionName::Continuous => Admission::Continuous,
+            AdmissionName::Batched => Admission::Batched,
+        });
+        args.ar_delay_ms = ar.delay_ms;
+        args.no_prior_cache = ar.no_prior_cache;
+    }
     args.denoisers = count;
-    args.listen = file.gateway.listen;
     args.nats_urls = file.broker.urls;
     args.prefix = prefix;
     args.times.ack_wait_s = file.broker.ack_wait_s;

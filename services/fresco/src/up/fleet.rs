@@ -31,10 +31,16 @@ pub(crate) struct Surroundings {
     pub(crate) programs: PathBuf,
     /// The broker.
     pub(crate) nats_urls: Vec<String>,
-    /// Of the gateway, with a real port.
+    /// Of the gateway, where this machine has one.
+    pub(crate) gateway: Option<GatewayPlace>,
+}
+
+/// Where a gateway is, with real ports.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GatewayPlace {
     pub(crate) listen: SocketAddr,
-    /// Where the gateway answers probes, with a real port.
-    pub(crate) gateway_health: SocketAddr,
+    /// Where it answers probes.
+    pub(crate) health: SocketAddr,
 }
 
 /// The broker's child.
@@ -78,6 +84,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
         if let Some(file) = &args.admin_key_file {
             arguments.extend(["--admin-key-file".into(), file.into()]);
         }
+        arguments.extend(place_flags(pinned));
         arguments.extend(own);
         ChildSpec {
             name: pinned.name.clone(),
@@ -88,45 +95,74 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
         }
     };
     let engine = engine(args);
-    let mut batcher = engine.clone();
+    let gateway = surroundings.gateway.map(|place| {
+        let flags = gateway_flags(args, site, place);
+        service(&Pinned::nowhere(GATEWAY.to_owned()), GATEWAY, flags)
+    });
+    let batcher = site.ar_batcher.as_ref();
+    let batcher = batcher.map(|pinned| service(pinned, AR_BATCHER, batcher_flags(args, &engine)));
+    let denoisers = site.denoisers.iter();
+    let denoisers = denoisers.map(|pinned| service(pinned, "denoiser", engine.clone()));
+    gateway
+        .into_iter()
+        .chain(batcher)
+        .chain(denoisers)
+        .collect()
+}
+
+/// What is a worker's own on its machine: the name of its device, and where it answers probes.
+fn place_flags(pinned: &Pinned) -> Vec<OsString> {
+    let probes = pinned.probes.as_ref();
+    let advertise = probes.and_then(|probes| probes.advertise);
+    let flags = [
+        ("--device-label", pinned.label.clone()),
+        (
+            "--health-listen",
+            probes.map(|probes| probes.listen.to_string()),
+        ),
+        ("--advertise", advertise.map(|ip| ip.to_string())),
+    ];
+    let given = flags
+        .into_iter()
+        .filter_map(|(flag, value)| Some([flag.into(), value?.into()]));
+    given.flatten().collect()
+}
+
+/// What the AR-batcher is told besides.
+fn batcher_flags(args: &UpArgs, engine: &[OsString]) -> Vec<OsString> {
+    let mut flags = engine.to_vec();
     if args.engine == Engine::Srt {
         let urls = args.srt_urls.join(",");
-        batcher.extend(["--engine", "srt", "--srt-url", &urls].map(OsString::from));
+        flags.extend(["--engine", "srt", "--srt-url", &urls].map(OsString::from));
     }
     if let Some(admission) = args.admission {
-        batcher.extend(["--admission".into(), admission.to_string().into()]);
+        flags.extend(["--admission".into(), admission.to_string().into()]);
     }
     if let Some(slots) = args.ar_slots_max {
-        batcher.extend(["--slots-max".into(), slots.to_string().into()]);
+        flags.extend(["--slots-max".into(), slots.to_string().into()]);
     }
     if let Some(delay) = args.ar_delay_ms {
-        batcher.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
+        flags.extend(["--batch-delay-ms".into(), delay.to_string().into()]);
     }
     if args.no_prior_cache {
-        batcher.push("--no-prior-cache".into());
+        flags.push("--no-prior-cache".into());
     }
-    let gateway = gateway(args, site, surroundings);
-    let mut services = vec![
-        service(&Pinned::nowhere(GATEWAY.to_owned()), GATEWAY, gateway),
-        service(&site.ar_batcher, AR_BATCHER, batcher),
-    ];
-    let denoisers = site.denoisers.iter();
-    services.extend(denoisers.map(|pinned| service(pinned, "denoiser", engine.clone())));
-    services
+    flags
 }
 
 /// What the gateway is told besides.
-fn gateway(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<OsString> {
+fn gateway_flags(args: &UpArgs, site: &Site, place: GatewayPlace) -> Vec<OsString> {
     let mut flags: Vec<OsString> = vec![
         "--listen".into(),
-        surroundings.listen.to_string().into(),
+        place.listen.to_string().into(),
         "--health-listen".into(),
-        surroundings.gateway_health.to_string().into(),
+        place.health.to_string().into(),
     ];
     if let Some(file) = &args.tenants {
         flags.extend(["--tenants".into(), file.into()]);
     }
-    if let Some(url) = &site.public_url {
+    let gateway = site.gateway.as_ref();
+    if let Some(url) = gateway.and_then(|gateway| gateway.public_url.as_ref()) {
         flags.extend(["--public-url".into(), url.into()]);
     }
     flags
@@ -186,7 +222,10 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::{
+        args::{Cli, Command},
+        up::site::Probes,
+    };
 
     fn children(flags: &str) -> Vec<String> {
         let cli = Cli::parse_from(format!("fresco up {flags}").split_whitespace());
@@ -196,8 +235,10 @@ mod tests {
         let surroundings = Surroundings {
             programs: "/bin".into(),
             nats_urls: vec!["nats://a:1".to_owned(), "nats://b:2".to_owned()],
-            listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
-            gateway_health: SocketAddr::from(([127, 0, 0, 1], 8082)),
+            gateway: Some(GatewayPlace {
+                listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+                health: SocketAddr::from(([127, 0, 0, 1], 8082)),
+            }),
         };
         let line = |child: ChildSpec| {
             let arguments = child.arguments.join(&OsString::from(" "));
@@ -276,6 +317,29 @@ mod tests {
         ];
         let flags = "--engine srt --srt-url http://h:1 --srt-url http://h:2 --model /m";
         assert_eq!(children(&format!("--denoisers 1 {flags}")), expected);
+    }
+
+    #[test]
+    fn a_worker_is_told_the_name_of_its_device_and_where_others_ask_it() {
+        let flags = |pinned: &Pinned| place_flags(pinned).join(&OsString::from(" "));
+        let nowhere = Pinned::nowhere("denoiser-7".to_owned());
+        assert_eq!(flags(&nowhere), "");
+        let mut worker = Pinned {
+            label: Some("npu:7".to_owned()),
+            probes: Some(Probes {
+                listen: ([10, 0, 0, 5], 9107).into(),
+                advertise: None,
+            }),
+            ..nowhere
+        };
+        let told = "--device-label npu:7 --health-listen 10.0.0.5:9107";
+        assert_eq!(flags(&worker), told);
+        worker.probes = Some(Probes {
+            listen: ([0, 0, 0, 0], 9107).into(),
+            advertise: Some([10, 0, 0, 5].into()),
+        });
+        let told = "--device-label npu:7 --health-listen 0.0.0.0:9107 --advertise 10.0.0.5";
+        assert_eq!(flags(&worker), told);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         bus,
         nats_urls: prepared.nats_urls.clone(),
         start: site.limits.start,
-        listen: prepared.listen,
+        gateway: prepared.gateway.map(|gateway| gateway.listen),
         roster: members,
         events,
         failed,
@@ -140,7 +140,7 @@ fn look_after(
     let checkup = Checkup {
         bus: bus.clone(),
         host: service::host::name(),
-        gateway: prepared.gateway_health,
+        gateway: prepared.gateway.map(|gateway| gateway.health),
         roster: members.clone(),
         events: events.clone(),
     };

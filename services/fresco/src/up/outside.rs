@@ -38,8 +38,8 @@ pub(crate) struct Outside {
     pub(crate) nats_urls: Vec<String>,
     /// What it takes to have started.
     pub(crate) start: StartRule,
-    /// Of the gateway.
-    pub(crate) listen: SocketAddr,
+    /// Where the gateway listens, where this machine has one.
+    pub(crate) gateway: Option<SocketAddr>,
     /// The services' processes.
     pub(crate) roster: watch::Receiver<Vec<Member>>,
     /// To the supervisor.
@@ -96,7 +96,7 @@ impl Outside {
             .timeout(PROBE_TIMEOUT)
             .build();
         let client = client.map_err(|error| Failure::failed(&error))?;
-        let gateway = reachable(self.listen);
+        let gateway = self.gateway.map(reachable);
         let probe = Probe {
             gateway,
             bus: self.bus.clone(),
@@ -106,17 +106,13 @@ impl Outside {
         let waiting = |missing: &str| terminal::note(format_args!("waiting for {missing}"));
         let later = probe.wait(&client, self.start, waiting).await;
         self.events.send(Event::FleetReady).await.ok();
-        let url = format!("http://{gateway}");
-        if let Some(file) = &self.args.url_file {
-            write_whole(file, &url).map_err(|error| cannot_write(file, &error))?;
+        match gateway {
+            Some(gateway) => self.tell_where(&format!("http://{gateway}"))?,
+            None => terminal::say(format_args!(
+                "Fresco's workers here are ready (message broker: {})",
+                shown(&self.nats_urls)
+            )),
         }
-        terminal::say(format_args!(
-            "Fresco is ready at {url} (message broker: {})",
-            shown(&self.nats_urls)
-        ));
-        terminal::say(format_args!(
-            "  try it:  curl {url}/v1/images/generations -H 'content-type: application/json' -d '{{\"prompt\": \"a red fox\", \"size\": \"128x128\"}}'"
-        ));
         terminal::say(format_args!(
             "  stop it: Ctrl-C, or kill {}",
             std::process::id()
@@ -125,6 +121,21 @@ impl Outside {
             probe.wait(&client, StartRule::All, waiting).await;
             terminal::note("all workers are ready");
         }
+        Ok(())
+    }
+
+    /// Whoever waits for it, people and programs.
+    fn tell_where(&self, url: &str) -> Result<(), Failure> {
+        if let Some(file) = &self.args.url_file {
+            write_whole(file, url).map_err(|error| cannot_write(file, &error))?;
+        }
+        terminal::say(format_args!(
+            "Fresco is ready at {url} (message broker: {})",
+            shown(&self.nats_urls)
+        ));
+        terminal::say(format_args!(
+            "  try it:  curl {url}/v1/images/generations -H 'content-type: application/json' -d '{{\"prompt\": \"a red fox\", \"size\": \"128x128\"}}'"
+        ));
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use service::exit::Failure;
 
 use super::{
     cannot_write,
-    fleet::{self, Surroundings},
+    fleet::{self, GatewayPlace, Surroundings},
     folder::DataFolder,
     log,
     nats_server::{self, Places},
@@ -32,8 +32,7 @@ pub(crate) struct Prepared {
     pub(crate) nats_urls: Vec<String>,
     /// Of the broker that we start, or whose credential the fleet's file has.
     pub(crate) system: Option<SystemAccount>,
-    pub(crate) listen: SocketAddr,
-    pub(crate) gateway_health: SocketAddr,
+    pub(crate) gateway: Option<GatewayPlace>,
     limits: Limits,
 }
 
@@ -56,7 +55,7 @@ impl Prepared {
         if let Some(file) = &args.url_file {
             remove_if_there(file)?;
         }
-        let (listen, gateway_health) = free_addresses(args, site)?;
+        let gateway = gateway_place(args, site)?;
         let mut children = Vec::new();
         let mut nats_urls = args.nats_urls.clone();
         let mut system = SystemAccount::of(site, &nats_urls);
@@ -72,8 +71,7 @@ impl Prepared {
         let surroundings = Surroundings {
             programs,
             nats_urls,
-            listen,
-            gateway_health,
+            gateway,
         };
         children.extend(fleet::services(args, site, &surroundings));
         let is_missing =
@@ -91,8 +89,7 @@ impl Prepared {
             children,
             nats_urls: surroundings.nats_urls,
             system,
-            listen,
-            gateway_health,
+            gateway,
             limits: site.limits,
         };
         for path in prepared.log_paths() {
@@ -200,8 +197,11 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
     })
 }
 
-/// Where the gateway listens, and one for its probes, with real ports for port 0: a gateway that is restarted keeps them.
-fn free_addresses(args: &UpArgs, site: &Site) -> Result<(SocketAddr, SocketAddr), Failure> {
+/// Where the gateway listens and answers probes, with real ports for port 0: a gateway that is restarted keeps them.
+fn gateway_place(args: &UpArgs, site: &Site) -> Result<Option<GatewayPlace>, Failure> {
+    let Some(gateway) = &site.gateway else {
+        return Ok(None);
+    };
     let (listen_name, probes_name) = match args.fleet {
         Some(_) => ("`gateway.listen`", "`gateway.health_listen`"),
         None => ("--listen", "the address of its probes"),
@@ -209,8 +209,11 @@ fn free_addresses(args: &UpArgs, site: &Site) -> Result<(SocketAddr, SocketAddr)
     let listen = bound(listen_name, args.listen)?;
     // While the first one is held: they must not be the same.
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let probes = bound(probes_name, site.gateway_health.unwrap_or(any))?;
-    Ok((listen.0, probes.0))
+    let health = bound(probes_name, gateway.health.unwrap_or(any))?;
+    Ok(Some(GatewayPlace {
+        listen: listen.0,
+        health: health.0,
+    }))
 }
 
 /// `wanted` with a real port, held; or what is wrong with the address of this name.

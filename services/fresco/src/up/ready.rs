@@ -50,8 +50,8 @@ async fn set_up(bus: &Bus, topology: &Topology) -> Result<(), ProvisionError> {
 /// The children that have to be ready.
 #[derive(Debug)]
 pub(crate) struct Probe {
-    /// Where the gateway answers.
-    pub(crate) gateway: SocketAddr,
+    /// Where the gateway answers, where this machine has one.
+    pub(crate) gateway: Option<SocketAddr>,
     /// Lists the workers.
     pub(crate) bus: Bus,
     /// This machine, as presence names it.
@@ -88,7 +88,10 @@ impl Probe {
         let alive = self.bus.workers().await;
         let alive = alive.map_err(|_| "the message broker".to_owned())?;
         let later = started(&self.roster.borrow(), &alive, &self.host, rule)?;
-        let asked = client.get(format!("http://{}/readyz", self.gateway)).send();
+        let Some(gateway) = self.gateway else {
+            return Ok(later);
+        };
+        let asked = client.get(format!("http://{gateway}/readyz")).send();
         match asked.await {
             Ok(answer) if answer.status().is_success() => Ok(later),
             Ok(answer) => Err(format!("gateway: {}", reason(answer).await)),
@@ -117,7 +120,11 @@ fn started(
     };
     let workers = || members.iter().filter(|member| member.is_worker());
     let missing: Vec<_> = workers().filter(|worker| !works(worker)).collect();
-    let has_one = |layer| workers().filter(works).any(|worker| worker.layer == layer);
+    let has_one = |layer| {
+        let mut alike = workers().filter(|worker| worker.layer == layer).peekable();
+        // Who is on other machines is theirs to wait for.
+        alike.peek().is_none() || alike.any(|worker| works(&worker))
+    };
     let enough = match rule {
         StartRule::All => missing.is_empty(),
         StartRule::OneOfEach => has_one(Layer::Sole) && has_one(Layer::Service),
@@ -178,6 +185,17 @@ mod tests {
             member(3, Layer::Service),
         ];
         let all = "all of it";
+        let painter = started(
+            &members[2..],
+            &[worker(3, "here", WorkerState::Idle)],
+            "here",
+            StartRule::OneOfEach,
+        );
+        assert_eq!(
+            painter,
+            Ok(vec!["m2".to_owned()]),
+            "the AR stage is elsewhere"
+        );
         // Who works, and for whom a fleet waits that wants all, or one of each.
         let table: [(&[u32], &str, &str); 5] = [
             (&[], "m1, m2, m3", "m1, m2, m3"),

@@ -1,7 +1,10 @@
 //! What a fleet file says and the command line has no flags for: who is kept to which devices, as whom the processes come to
 //! the broker, how they start and stop.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use messaging::Access;
 
@@ -14,6 +17,18 @@ pub(crate) struct Pinned {
     pub(crate) name: String,
     /// Variables by which it sees only them.
     pub(crate) environment: Vec<(String, String)>,
+    /// What others are told of them: the process itself calls them as every other does.
+    pub(crate) label: Option<String>,
+    /// Any free port of this machine without.
+    pub(crate) probes: Option<Probes>,
+}
+
+/// Where a worker answers probes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Probes {
+    pub(crate) listen: SocketAddr,
+    /// What others are told, where it is another.
+    pub(crate) advertise: Option<IpAddr>,
 }
 
 impl Pinned {
@@ -22,23 +37,31 @@ impl Pinned {
         Self {
             name,
             environment: Vec::new(),
+            label: None,
+            probes: None,
         }
     }
 }
 
-/// Beside the flags of `fresco up`.
+/// A gateway, beside the flags of `fresco up`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct GatewaySite {
+    /// Where it answers probes; any free address without.
+    pub(crate) health: Option<SocketAddr>,
+    pub(crate) public_url: Option<String>,
+}
+
+/// Beside the flags of `fresco up`. What is not there is on other machines.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
-    pub(crate) ar_batcher: Pinned,
+    pub(crate) gateway: Option<GatewaySite>,
+    pub(crate) ar_batcher: Option<Pinned>,
     pub(crate) denoisers: Vec<Pinned>,
     /// Folder with a credential for each role.
     pub(crate) credentials: Option<PathBuf>,
     pub(crate) ca: Option<PathBuf>,
     /// Servers that keep a copy of what is created.
     pub(crate) replicas: u8,
-    /// Where the gateway answers probes; any free address without.
-    pub(crate) gateway_health: Option<SocketAddr>,
-    pub(crate) public_url: Option<String>,
     pub(crate) limits: Limits,
 }
 
@@ -47,13 +70,12 @@ impl Site {
     pub(crate) fn plain(denoisers: u16) -> Self {
         let denoiser = |number| Pinned::nowhere(format!("denoiser-{number}"));
         Self {
-            ar_batcher: Pinned::nowhere(AR_BATCHER.to_owned()),
+            gateway: Some(GatewaySite::default()),
+            ar_batcher: Some(Pinned::nowhere(AR_BATCHER.to_owned())),
             denoisers: (0..denoisers).map(denoiser).collect(),
             credentials: None,
             ca: None,
             replicas: 1,
-            gateway_health: None,
-            public_url: None,
             limits: Limits::default(),
         }
     }

@@ -1,13 +1,19 @@
 //! `fresco fleet systemd`: the units of a fleet file, for a machine whose processes systemd starts, restarts and stops. The same
 //! programs with the same flags as `fresco up --fleet`, so that one file says what runs.
 
-use std::{ffi::OsString, fmt::Write as _, fs, net::SocketAddr};
+use std::{
+    ffi::{OsStr, OsString},
+    fmt::Write as _,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use service::exit::Failure;
 
 use super::{
     file,
-    fleet::{self, Surroundings},
+    fleet::{self, GatewayPlace, Surroundings},
     run::ChildSpec,
     site::Site,
     supervisor::Layer,
@@ -19,6 +25,9 @@ use crate::{
 
 /// Where the gateway answers probes, unless the file says.
 const HEALTH_PORT: u16 = 8081;
+
+/// The credential of the broker's system account, which not every machine has to have.
+const SYSTEM_CREDENTIAL: &str = "system.nk";
 
 /// From the end of its grace period to SIGKILL.
 const STOP_S: u64 = 3;
@@ -34,7 +43,7 @@ pub(crate) fn run(args: &FleetSystemdArgs) -> Result<(), Failure> {
             "units need `broker.urls`: systemd starts no broker for them, infra/nats has one",
         ));
     }
-    if up.listen.port() == 0 {
+    if site.gateway.is_some() && up.listen.port() == 0 {
         return Err(unusable(
             "`gateway.listen` has port 0: nobody would know where it is",
         ));
@@ -56,8 +65,10 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let surroundings = Surroundings {
         programs: args.programs.clone(),
         nats_urls: up.nats_urls.clone(),
-        listen: up.listen,
-        gateway_health: site.gateway_health.unwrap_or(health),
+        gateway: site.gateway.as_ref().map(|gateway| GatewayPlace {
+            listen: up.listen,
+            health: gateway.health.unwrap_or(health),
+        }),
     };
     let mut children = fleet::services(up, site, &surroundings);
     children.push(watcher(up, site, &surroundings));
@@ -145,17 +156,18 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     for (name, value) in &child.environment {
         line("Environment", &quoted(&format!("{name}={value}")));
     }
-    let arguments = child
-        .arguments
-        .iter()
-        .map(|argument| quoted(&argument.to_string_lossy()));
-    let program = quoted(&child.program.to_string_lossy());
-    let command: Vec<_> = std::iter::once(program).chain(arguments).collect();
-    line("ExecStart", &command.join(" "));
+    for (key, value) in credential_lines(child, site) {
+        line(key, &value);
+    }
+    if let Some(devices) = cuda_devices(child) {
+        line("ExecStartPre", &device_files(devices));
+    }
+    line("ExecStart", &command(child, site));
     line("Restart", "always");
-    // 0.2 s to 10 s, as `fresco up` does.
-    line("RestartSec", "200ms");
-    line("RestartSteps", "6");
+    // To 10 s, where systemd is 254 or newer; older ones ignore those two, and a checkpoint that cannot be loaded is read
+    // again after each of these pauses.
+    line("RestartSec", "2s");
+    line("RestartSteps", "3");
     line("RestartMaxDelaySec", "10s");
     let stop = fleet::grace_s(child.layer, site) + STOP_S;
     line("TimeoutStopSec", &format!("{stop}s"));
@@ -173,13 +185,75 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     text
 }
 
-/// One word of a line: systemd would take `%` and `$` for its own.
+fn command(child: &ChildSpec, site: &Site) -> String {
+    let argument = |argument: &OsString| match credential(argument, site) {
+        Some(name) => format!("${{CREDENTIALS_DIRECTORY}}/{name}"),
+        None => word(&argument.to_string_lossy()),
+    };
+    let program = word(&child.program.to_string_lossy());
+    let arguments = child.arguments.iter().map(argument);
+    let words: Vec<_> = std::iter::once(program).chain(arguments).collect();
+    words.join(" ")
+}
+
+/// The name of a file with a credential, if that is what `argument` is.
+fn credential(argument: &OsStr, site: &Site) -> Option<String> {
+    let (path, folder) = (Path::new(argument), site.credentials.as_deref()?);
+    let name = path.file_name().filter(|_| path.parent() == Some(folder))?;
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// A process gets its role's credentials from systemd, which reads them as root: were the folder readable for the user whom
+/// all roles share, each of them could be every other one.
+fn credential_lines(child: &ChildSpec, site: &Site) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    for argument in &child.arguments {
+        let Some(name) = credential(argument, site) else {
+            continue;
+        };
+        let path = PathBuf::from(argument).display().to_string();
+        lines.push((
+            "LoadCredential",
+            format!("{name}:{}", path.replace('%', "%%")),
+        ));
+        // What is here where the file is not: `fresco watch` keeps the streams without it too, and says what it lacks.
+        if name == SYSTEM_CREDENTIAL {
+            lines.push(("SetCredential", format!("{name}:none")));
+        }
+    }
+    lines
+}
+
+/// The devices of a process that is kept to NVIDIA's.
+fn cuda_devices(child: &ChildSpec) -> Option<&str> {
+    let mut environment = child.environment.iter();
+    let (_, devices) = environment.find(|(name, _)| name == "CUDA_VISIBLE_DEVICES")?;
+    Some(devices)
+}
+
+/// On a machine without a screen nobody has made the files of the devices, and CUDA makes them by a program with root's rights,
+/// which `NoNewPrivileges` takes from it.
+fn device_files(devices: &str) -> String {
+    let numbers = devices
+        .split(',')
+        .map(|device| format!(" -c {}", word(device)));
+    format!(
+        "-+/usr/bin/nvidia-modprobe -u{}",
+        numbers.collect::<String>()
+    )
+}
+
+/// One word of a command: there systemd would also take `$` for its own.
+fn word(text: &str) -> String {
+    quoted(&text.replace('$', "$$"))
+}
+
+/// One word of a line: systemd would take `%` for its own.
 fn quoted(word: &str) -> String {
     let escaped = word
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
-        .replace('%', "%%")
-        .replace('$', "$$");
+        .replace('%', "%%");
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=".contains(c);
     if !escaped.is_empty() && escaped.chars().all(plain) {
         escaped
@@ -291,8 +365,8 @@ drain_s = 40
         );
         assert_eq!(
             line(4, "ExecStart"),
-            "\"/opt/a b/fresco-denoiser\" --nats-url tls://n1:4222,tls://n2:4222 --nats-credentials /etc/fresco/keys/denoiser.nk \
-             --prefix fresco --grace-s 3 --model /m --device cuda:0"
+            "\"/opt/a b/fresco-denoiser\" --nats-url tls://n1:4222,tls://n2:4222 --nats-credentials ${CREDENTIALS_DIRECTORY}/denoiser.nk \
+             --prefix fresco --grace-s 3 --device-label cuda:2 --model /m --device cuda:0"
         );
         assert!(line(1, "ExecStart").contains("--grace-s 54 --listen 0.0.0.0:8080 --health-listen 127.0.0.1:8081 --public-url https://h"));
         assert_eq!(
@@ -304,7 +378,7 @@ drain_s = 40
         );
         assert!(
             line(5, "ExecStart")
-                .contains("watcher.nk --system-url tls://n1:4222,tls://n2:4222 --system-credentials /etc/fresco/keys/system.nk --replicas 3 --ack-wait-s 30 --result-ttl-s 3600")
+                .contains("watcher.nk --system-url tls://n1:4222,tls://n2:4222 --system-credentials ${CREDENTIALS_DIRECTORY}/system.nk --replicas 3 --ack-wait-s 30 --result-ttl-s 3600")
         );
         // A model that cannot be loaded is tried again for ever: somebody may repair it.
         assert!(
@@ -312,6 +386,81 @@ drain_s = 40
                 .iter()
                 .all(|(_, text)| text.contains("Restart=always"))
         );
+    }
+
+    /// The values of `key` in the unit called `name`.
+    fn values<'a>(units: &'a [(String, String)], name: &str, key: &str) -> Vec<&'a str> {
+        let unit = units.iter().find(|(unit, _)| unit == name);
+        let lines = unit.map(|(_, text)| text.lines()).into_iter().flatten();
+        lines
+            .filter_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+            .collect()
+    }
+
+    #[test]
+    fn a_process_can_read_its_own_credentials_and_no_others() {
+        let units = rendered(FLEET);
+        let roles = [
+            ("gateway", &["gateway.nk"][..]),
+            ("ar-batcher", &["ar-batcher.nk"]),
+            ("denoiser-1", &["denoiser.nk"]),
+            ("watch", &["watcher.nk", "system.nk"]),
+        ];
+        for (name, files) in roles {
+            let unit = format!("fresco-{name}.service");
+            let wanted: Vec<_> = files
+                .iter()
+                .map(|file| format!("{file}:/etc/fresco/keys/{file}"))
+                .collect();
+            assert_eq!(values(&units, &unit, "LoadCredential"), wanted);
+            let command = values(&units, &unit, "ExecStart");
+            assert!(!command[0].contains("/etc/fresco/keys"), "{command:?}");
+        }
+        // A machine without it has its streams kept too.
+        let watch = values(&units, "fresco-watch.service", "SetCredential");
+        assert_eq!(watch, ["system.nk:none"]);
+        let open = rendered(&FLEET.replace("credentials = \"/etc/fresco/keys\"\n", ""));
+        assert!(open.iter().all(|(_, text)| !text.contains("Credential")));
+    }
+
+    #[test]
+    fn a_worker_that_dies_reads_its_checkpoint_no_oftener_than_every_two_seconds() {
+        let units = rendered(FLEET);
+        for (name, _) in &units[1..] {
+            assert_eq!(values(&units, name, "RestartSec"), ["2s"], "{name}");
+        }
+    }
+
+    #[test]
+    fn files_of_cuda_devices_are_made_before_rights_are_given_up() {
+        let units = rendered(FLEET);
+        let made = values(&units, "fresco-denoiser-2.service", "ExecStartPre");
+        assert_eq!(made, ["-+/usr/bin/nvidia-modprobe -u -c 2"]);
+        let order = values(&units, "fresco-denoiser-2.service", "Environment");
+        assert!(order.contains(&"CUDA_DEVICE_ORDER=PCI_BUS_ID"), "{order:?}");
+        let npus = rendered(&FLEET.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE"));
+        let others = [
+            values(&units, "fresco-gateway.service", "ExecStartPre"),
+            values(&npus, "fresco-denoiser-2.service", "ExecStartPre"),
+        ];
+        assert_eq!(others.concat(), [""; 0]);
+    }
+
+    #[test]
+    fn a_machine_that_only_paints_has_denoisers_and_who_keeps_the_streams() {
+        let gateway = "[gateway]\nlisten = \"0.0.0.0:8080\"\npublic_url = \"https://h\"\n";
+        let painter = FLEET
+            .replace(gateway, "")
+            .replace("[ar]\ndevices = [0]\n", "");
+        let units = rendered(&painter);
+        let names: Vec<_> = units.iter().map(|(name, _)| name.as_str()).collect();
+        let wanted = [
+            "fresco.target",
+            "fresco-denoiser-1.service",
+            "fresco-denoiser-2.service",
+            "fresco-watch.service",
+        ];
+        assert_eq!(names, wanted);
     }
 
     #[test]
@@ -323,8 +472,9 @@ drain_s = 40
             ("$HOME", "\"$$HOME\""),
             ("a \"b\"", "\"a \\\"b\\\"\""),
         ];
-        for (word, wanted) in table {
-            assert_eq!(quoted(word), wanted);
+        for (text, wanted) in table {
+            assert_eq!(word(text), wanted);
         }
+        assert_eq!(quoted("$HOME"), "\"$HOME\"", "no command: `$` is itself");
     }
 }

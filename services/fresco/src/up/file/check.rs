@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use protocol::limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX};
 use service::address::PublicUrl;
 
-use super::{Broker, DENOISERS_MAX, EngineName, FleetFile};
+use super::{Broker, DENOISERS_MAX, EngineName, FleetFile, probes};
 
 /// What cannot work, by the name it has in the file.
 pub(super) fn check(file: &FleetFile) -> Result<(), String> {
@@ -16,7 +16,8 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     if replays == file.model.is_some() {
         return Err("`model` goes with every engine but \"replay\"".to_owned());
     }
-    if (file.engine == EngineName::Srt) == file.ar.srt_urls.is_empty() {
+    let ar = file.ar.as_ref();
+    if ar.is_some_and(|ar| (file.engine == EngineName::Srt) == ar.srt_urls.is_empty()) {
         return Err("`ar.srt_urls` goes with engine = \"srt\", and only with it".to_owned());
     }
     let scale = file.time_scale.unwrap_or(1.0);
@@ -26,12 +27,36 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     if !replays && (file.time_scale.is_some() || file.faults.is_some()) {
         return Err("`time_scale` and `faults` go with engine = \"replay\"".to_owned());
     }
+    check_tables(file)?;
     check_devices(file)?;
     check_addresses(file)?;
+    probes::check(file)?;
     if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
         return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
     }
     check_numbers(file)
+}
+
+/// Who is not in the file is on another machine, which a broker has to join with this one.
+fn check_tables(file: &FleetFile) -> Result<(), String> {
+    let tables = [
+        ("gateway", file.gateway.is_some()),
+        ("ar", file.ar.is_some()),
+        ("denoisers", file.denoisers.is_some()),
+    ];
+    let missing = tables.iter().find(|(_, there)| !there);
+    if let Some((name, _)) = missing
+        && file.broker.urls.is_empty()
+    {
+        return Err(format!(
+            "`{name}` is missing: without `broker.urls` no other machine has one"
+        ));
+    }
+    if tables.iter().any(|(_, there)| *there) {
+        Ok(())
+    } else {
+        Err("`gateway`, `ar` and `denoisers` are all missing".to_owned())
+    }
 }
 
 /// One denoiser a device, and a model where it is meant to be.
@@ -41,24 +66,20 @@ fn check_devices(file: &FleetFile) -> Result<(), String> {
             "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
         );
     }
-    if file.engine == EngineName::Native && file.ar.devices.len() != 1 {
+    let ar = file.ar.as_ref().map(|ar| ar.devices.len());
+    if file.engine == EngineName::Native && ar.is_some_and(|count| count != 1) {
         return Err("`ar.devices` is not one device: the native engine uses one".to_owned());
     }
-    match file.denoisers.devices.len() {
-        1..=DENOISERS_MAX => {}
-        count => {
-            return Err(format!(
-                "`denoisers.devices` has {count}, not 1 to {DENOISERS_MAX}"
-            ));
-        }
+    let denoisers = file.denoisers().len();
+    if file.denoisers.is_some() && !(1..=DENOISERS_MAX).contains(&denoisers) {
+        return Err(format!(
+            "`denoisers.devices` has {denoisers}, not 1 to {DENOISERS_MAX}"
+        ));
     }
     let mut users = BTreeMap::new();
-    let ar = file.ar.devices.iter().map(|device| (device, "ar"));
-    let denoisers = file
-        .denoisers
-        .devices
-        .iter()
-        .map(|device| (device, "denoisers"));
+    let ar = file.ar_devices().iter().map(|device| (device, "ar"));
+    let denoisers = file.denoisers().iter();
+    let denoisers = denoisers.map(|device| (device, "denoisers"));
     for (device, user) in ar.chain(denoisers) {
         if let Some(other) = users.insert(device, user) {
             return Err(format!(
@@ -84,13 +105,16 @@ fn check_addresses(file: &FleetFile) -> Result<(), String> {
     if urls.iter().any(|url| url.contains('@')) {
         return Err("`broker.urls` has credentials: `broker.credentials` takes files".to_owned());
     }
-    let health = file.gateway.health_listen;
+    let Some(gateway) = &file.gateway else {
+        return Ok(());
+    };
+    let health = gateway.health_listen;
     if let Some(address) = health.filter(|address| address.ip().to_canonical().is_unspecified()) {
         return Err(format!(
             "`gateway.health_listen` {address} is a wildcard, which others would be told: give the address they call"
         ));
     }
-    if let Some(url) = &file.gateway.public_url {
+    if let Some(url) = &gateway.public_url {
         let parsed = url.parse::<PublicUrl>();
         parsed.map_err(|error| format!("`gateway.public_url`: {error}"))?;
     }
@@ -101,13 +125,15 @@ fn check_addresses(file: &FleetFile) -> Result<(), String> {
 fn check_numbers(file: &FleetFile) -> Result<(), String> {
     const DAY_S: u64 = 86_400;
     let (broker, start) = (&file.broker, &file.start);
-    let slots_max = file.ar.slots_max.map(u64::from);
+    let ar = file.ar.as_ref();
+    let slots_max = ar.and_then(|ar| ar.slots_max).map(u64::from);
+    let delay_ms = ar.and_then(|ar| ar.delay_ms);
     let loading_max = u64::try_from(start.loading_max).ok();
     for (name, value, range) in [
         ("broker.ack_wait_s", broker.ack_wait_s, 1..=3600),
         ("broker.result_ttl_s", broker.result_ttl_s, 1..=DAY_S),
         ("ar.slots_max", slots_max, 1..=AR_SLOTS_MAX.into()),
-        ("ar.delay_ms", file.ar.delay_ms, 0..=AR_DELAY_MS_MAX),
+        ("ar.delay_ms", delay_ms, 0..=AR_DELAY_MS_MAX),
         (
             "start.loading_max",
             loading_max,
