@@ -41,6 +41,8 @@ PROGRAMS = ("nats-server", "cargo-nextest")
 LINT_PROGRAMS = ("typos", "cargo-shear", "cargo-deny")
 # What only tests run: one package, two programs; and node, for what it reads.
 TEST_PROGRAMS = ("prometheus", "promtool", "node")
+# What images are made of besides our own programs.
+IMAGE_PROGRAMS = ("nats-server", "prometheus")
 # No programs: what node parses the dashboards' queries with, and what it checks the dashboards with.
 READ_BY_NODE = ("grammars", "schema")
 ARTEFACT_OF = {"promtool": "prometheus"}
@@ -52,11 +54,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lint", action="store_true", help="also " + ", ".join(LINT_PROGRAMS))
     parser.add_argument("--test", action="store_true", help="also " + ", ".join(TEST_PROGRAMS))
+    parser.add_argument("--images", action="store_true", help="only libtorch, " + ", ".join(IMAGE_PROGRAMS))
     arguments = parser.parse_args()
     # SIGTERM must run the clean-up of the temporary folders, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        set_up(PROGRAMS + LINT_PROGRAMS * arguments.lint + TEST_PROGRAMS * arguments.test)
+        programs = IMAGE_PROGRAMS if arguments.images else PROGRAMS
+        set_up(programs + LINT_PROGRAMS * arguments.lint + TEST_PROGRAMS * arguments.test)
     except (SetupError, OSError) as error:
         sys.exit(f"fresco set-up: {error}")
     except KeyboardInterrupt:
