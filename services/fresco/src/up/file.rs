@@ -3,6 +3,7 @@
 //! starts. It knows no process.
 
 mod check;
+mod server;
 
 use std::{
     fs,
@@ -11,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use self::server::ArServer;
 use protocol::Prefix;
 use serde::Deserialize;
 use service::{
@@ -98,6 +100,8 @@ struct Ar {
     devices: Vec<u16>,
     #[serde(default)]
     srt_urls: Vec<String>,
+    /// Of `srt_urls`, where they are to be started.
+    server: Option<ArServer>,
     slots_max: Option<u16>,
     admission: Option<AdmissionName>,
     delay_ms: Option<u64>,
@@ -192,17 +196,18 @@ fn parse(text: &str, folder: &Path, args: &UpArgs) -> Result<(UpArgs, Site), Str
     Ok((args, site))
 }
 
+fn pinned(file: &FleetFile, name: String, devices: &[u16]) -> Pinned {
+    let environment = file.pin.as_ref().map(|pin| {
+        let devices: Vec<_> = devices.iter().map(u16::to_string).collect();
+        (pin.variable.clone(), devices.join(","))
+    });
+    Pinned {
+        name,
+        environment: environment.into_iter().collect(),
+    }
+}
+
 fn site(file: &FleetFile, folder: &Path) -> Site {
-    let pinned = |name: String, devices: &[u16]| {
-        let environment = file.pin.as_ref().map(|pin| {
-            let devices: Vec<_> = devices.iter().map(u16::to_string).collect();
-            (pin.variable.clone(), devices.join(","))
-        });
-        Pinned {
-            name,
-            environment: environment.into_iter().collect(),
-        }
-    };
     // The devices of an SRT server are that one's own.
     let ar_devices = match file.engine {
         EngineName::Srt => &[],
@@ -210,10 +215,11 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
     };
     let ar_batcher = match ar_devices {
         [] => Pinned::nowhere(AR_BATCHER.to_owned()),
-        devices => pinned(AR_BATCHER.to_owned(), devices),
+        devices => pinned(file, AR_BATCHER.to_owned(), devices),
     };
-    let denoiser = |device: &u16| pinned(format!("denoiser-{device}"), &[*device]);
+    let denoiser = |device: &u16| pinned(file, format!("denoiser-{device}"), &[*device]);
     Site {
+        servers: server::servers(file, folder),
         ar_batcher,
         denoisers: file.denoisers.devices.iter().map(denoiser).collect(),
         credentials: file

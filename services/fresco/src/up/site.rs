@@ -1,7 +1,7 @@
 //! What a fleet file says and the command line has no flags for: who is kept to which devices, as whom the processes come to
 //! the broker, how they start and stop.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use messaging::Access;
 
@@ -26,9 +26,20 @@ impl Pinned {
     }
 }
 
+/// An SRT server that we start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) pinned: Pinned,
+    /// Where it listens, without a slash at the end.
+    pub(crate) url: String,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<OsString>,
+}
+
 /// Beside the flags of `fresco up`.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
+    pub(crate) servers: Vec<Server>,
     pub(crate) ar_batcher: Pinned,
     pub(crate) denoisers: Vec<Pinned>,
     /// Folder with a credential for each role.
@@ -47,6 +58,7 @@ impl Site {
     pub(crate) fn plain(denoisers: u16) -> Self {
         let denoiser = |number| Pinned::nowhere(format!("denoiser-{number}"));
         Self {
+            servers: Vec::new(),
             ar_batcher: Pinned::nowhere(AR_BATCHER.to_owned()),
             denoisers: (0..denoisers).map(denoiser).collect(),
             credentials: None,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use protocol::limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX};
 use service::address::PublicUrl;
 
-use super::{Broker, DENOISERS_MAX, EngineName, FleetFile};
+use super::{Broker, DENOISERS_MAX, EngineName, FleetFile, server};
 
 /// What cannot work, by the name it has in the file.
 pub(super) fn check(file: &FleetFile) -> Result<(), String> {
@@ -27,6 +27,9 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
         return Err("`time_scale` and `faults` go with engine = \"replay\"".to_owned());
     }
     check_devices(file)?;
+    if let Some(server) = &file.ar.server {
+        server::check(server, &file.ar)?;
+    }
     check_addresses(file)?;
     if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
         return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
