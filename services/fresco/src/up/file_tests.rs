@@ -232,7 +232,14 @@ fn each_srt_url_is_a_server_with_its_share_of_the_devices() {
     let server = |number: u16, devices: &str| Server {
         pinned: Pinned {
             name: format!("srt-{number}"),
-            environment: vec![("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned())],
+            environment: [
+                ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+                ("CUDA_VISIBLE_DEVICES", devices),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+            label: Some(format!("cuda:{devices}")),
+            probes: None,
         },
         url: format!("http://127.0.0.1:{}", 30020 + number),
         program: "/f/bin/srt".into(),
@@ -248,7 +255,8 @@ fn each_srt_url_is_a_server_with_its_share_of_the_devices() {
     };
     assert_eq!(site.servers, [server(0, "0,1"), server(1, "6,7")]);
     assert_eq!(flags.srt_urls.len(), 2);
-    assert_eq!(site.ar_batcher, Pinned::nowhere(AR_BATCHER.to_owned()));
+    let nowhere = Pinned::nowhere(AR_BATCHER.to_owned());
+    assert_eq!(site.ar_batcher, Some(nowhere));
     let by_name = SERVED.replace("bin/srt", "srt");
     let (_, site) = parse(&by_name, Path::new("/f"), &args()).expect("a good file");
     assert_eq!(site.servers[0].program, Path::new("srt"));
@@ -264,7 +272,7 @@ fn a_server_that_cannot_be_started_where_it_is_called_is_refused() {
         ("127.0.0.1:30021", "10.0.0.1:30021", "ar.srt_urls"),
         ("[0, 1, 6, 7]", "[0, 1, 6]", "ar.devices"),
         ("[0, 1, 6, 7]", "[]", "ar.devices"),
-        ("command", "program", "program"),
+        ("command", "program", "line 13, column 1: unknown field"),
         ("engine = \"srt\"", "engine = \"native\"", "ar."),
     ];
     for (right, wrong, name) in table {
