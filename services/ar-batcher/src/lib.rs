@@ -31,6 +31,7 @@ use service::{
     Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure,
     metrics::{Metrics, Process},
+    profile::Probes,
 };
 
 use crate::{
@@ -38,7 +39,7 @@ use crate::{
     counters::Counters,
     driver::{ByClass, Driver, Parts},
     engine::PriorEngine,
-    native::{NativeEngine, Probes},
+    native::NativeEngine,
     prior_cache::{CacheCounters, PriorCache},
     replay::ReplayEngine,
     srt::{SrtArgs, SrtEngine},

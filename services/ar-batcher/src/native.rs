@@ -12,8 +12,7 @@ use protocol::{ErrorCode, ImageSize, JobError, PriorTokens, PriorUsage};
 use service::{
     DeviceThread, ModelArgs,
     exit::Failure,
-    metrics::LibtorchMemory,
-    profile::{Operator, Profiles, Recorder, Steps},
+    profile::{Operator, Probes, Recorder, Steps},
 };
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -27,15 +26,6 @@ pub struct NativeEngine {
     device: DeviceThread<Loaded>,
     codebook_size: u32,
     revision: String,
-}
-
-/// Who looks inside the engine.
-#[derive(Debug)]
-pub struct Probes {
-    /// Gauges.
-    pub memory: LibtorchMemory,
-    /// Who asks for operators.
-    pub profiles: Profiles,
 }
 
 /// What lies on the device's thread.
@@ -185,14 +175,8 @@ fn stage_ended(done: ArProgress) -> Option<&'static str> {
 }
 
 /// Records libtorch's operators.
-const OPERATORS: Recorder<OperatorRecording> = Recorder {
-    begin: || match OperatorRecording::begin() {
-        Ok(recording) => Some(recording),
-        Err(error) => {
-            tracing::warn!(error = %service::exit::chain(&error), "operators are not recorded");
-            None
-        }
-    },
+const OPERATORS: Recorder<OperatorRecording, ModelError> = Recorder {
+    begin: OperatorRecording::begin,
     finish: |recording| {
         let operators = recording.finish().into_iter();
         let operators = operators.map(|operator| Operator {
@@ -243,7 +227,10 @@ mod tests {
     use std::path::Path;
 
     use protocol::Role;
-    use service::metrics::{Metrics, Worker};
+    use service::{
+        metrics::{Metrics, Worker},
+        profile::Profiles,
+    };
 
     use super::*;
 

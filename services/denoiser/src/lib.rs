@@ -25,13 +25,11 @@ use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure,
     metrics::{Metrics, Process, number},
+    profile::Probes,
 };
 
 use crate::{
-    counters::Counters,
-    engine::DenoiseEngine,
-    replay::ReplayEngine,
-    torch::{Probes, TorchEngine},
+    counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, torch::TorchEngine,
     worker::Worker,
 };
 

@@ -13,8 +13,7 @@ use protocol::{
 use service::{
     ModelArgs,
     clock::unix_millis,
-    metrics::LibtorchMemory,
-    profile::{Operator, Profiles, Recorder, Steps},
+    profile::{Operator, Probes, Recorder, Steps},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -30,15 +29,6 @@ pub struct TorchEngine {
     revision: String,
     memory: MemoryWatch,
     probes: Probes,
-}
-
-/// Who looks inside the engine.
-#[derive(Debug)]
-pub struct Probes {
-    /// Gauges.
-    pub memory: LibtorchMemory,
-    /// Who asks for operators.
-    pub profiles: Profiles,
 }
 
 impl TorchEngine {
@@ -73,14 +63,8 @@ impl TorchEngine {
 }
 
 /// Records libtorch's operators.
-const OPERATORS: Recorder<OperatorRecording> = Recorder {
-    begin: || match OperatorRecording::begin() {
-        Ok(recording) => Some(recording),
-        Err(error) => {
-            tracing::warn!(error = %service::exit::chain(&error), "operators are not recorded");
-            None
-        }
-    },
+const OPERATORS: Recorder<OperatorRecording, ModelError> = Recorder {
+    begin: OperatorRecording::begin,
     finish: |recording| {
         let operators = recording.finish().into_iter();
         let operators = operators.map(|operator| Operator {
@@ -231,7 +215,10 @@ mod tests {
     use std::path::Path;
 
     use protocol::Role;
-    use service::metrics::{Histogram, Metrics, SecondsCounter, Worker};
+    use service::{
+        metrics::{Histogram, Metrics, SecondsCounter, Worker},
+        profile::Profiles,
+    };
     use tokio::sync::watch;
 
     use super::*;

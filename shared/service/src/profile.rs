@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode, reply::Response};
 
 use crate::{
-    AdminKey,
+    AdminKey, exit,
     health::keyed::{NoKey, keyed},
+    metrics::LibtorchMemory,
 };
 
 /// Steps of one capture: more say the same, and a recorded step is slower than others.
@@ -183,20 +184,29 @@ impl Drop for Asking<'_> {
     }
 }
 
+/// Who looks inside an engine on libtorch.
+#[derive(Debug)]
+pub struct Probes {
+    /// Gauges.
+    pub memory: LibtorchMemory,
+    /// Who asks for operators.
+    pub profiles: Profiles,
+}
+
 /// How an engine records: `begin` and `finish` are called on its thread, between its steps.
 #[derive(Debug)]
-pub struct Recorder<R> {
-    /// `None` where it cannot: nobody is answered then.
-    pub begin: fn() -> Option<R>,
+pub struct Recorder<R, E> {
+    /// Where it cannot, nobody is answered.
+    pub begin: fn() -> Result<R, E>,
     /// What was called since.
     pub finish: fn(R) -> Vec<Operator>,
 }
 
 /// The steps of one job, on the thread of its engine.
 #[derive(Debug)]
-pub struct Steps<'a, R> {
+pub struct Steps<'a, R, E> {
     profiles: &'a Profiles,
-    recorder: Recorder<R>,
+    recorder: Recorder<R, E>,
     running: Option<Running<R>>,
 }
 
@@ -209,9 +219,9 @@ struct Running<R> {
     answer: oneshot::Sender<Report>,
 }
 
-impl<'a, R> Steps<'a, R> {
+impl<'a, R, E: std::error::Error + 'static> Steps<'a, R, E> {
     /// None of them has begun.
-    pub const fn new(profiles: &'a Profiles, recorder: Recorder<R>) -> Self {
+    pub const fn new(profiles: &'a Profiles, recorder: Recorder<R, E>) -> Self {
         Self {
             profiles,
             recorder,
@@ -244,7 +254,10 @@ impl<'a, R> Steps<'a, R> {
         } = wish?;
         // Who asked may be gone.
         found.send(()).ok();
-        let recording = (self.recorder.begin)()?;
+        let recording = (self.recorder.begin)().inspect_err(|error| {
+            tracing::warn!(error = %exit::chain(error), "operators are not recorded");
+        });
+        let recording = recording.ok()?;
         Some(Running {
             recording,
             began: Instant::now(),
@@ -315,8 +328,8 @@ mod tests {
     use super::*;
 
     /// One that records nothing.
-    const RECORDER: Recorder<()> = Recorder {
-        begin: || Some(()),
+    const RECORDER: Recorder<(), Refusal> = Recorder {
+        begin: || Ok(()),
         finish: |()| Vec::new(),
     };
 
