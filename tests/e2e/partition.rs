@@ -8,7 +8,7 @@ use integration::{
     api::Api,
     chaos::pauses::now_ms,
     fleet::{START_WITHIN, until},
-    hosts::{AR, BROKER, Cut, GATEWAY, PAINT_A, PAINT_B, Site},
+    hosts::{AR, BROKER, BROKERS, Cut, GATEWAY, PAINT_A, PAINT_B, Site},
 };
 use protocol::{WorkerPresence, WorkerState, limits::PRESENCE_TTL};
 use reqwest::StatusCode;
@@ -24,6 +24,9 @@ const LONG: Duration = Duration::from_secs(20);
 /// From the end of a cut until each worker that was cut off has new work.
 const BACK_WITHIN: Duration = Duration::from_secs(15);
 
+/// The same where a broker was cut off too, and has to find the other two before.
+const BACK_WITH_BROKER_WITHIN: Duration = Duration::from_secs(30);
+
 /// What was measured, or why nothing was: nextest shows it.
 #[expect(
     clippy::print_stdout,
@@ -34,7 +37,11 @@ fn say(what: &str) {
 }
 
 async fn site(painters: &[&'static str]) -> Option<Site> {
-    let site = Site::start(painters).await;
+    site_on(&[BROKER], painters).await
+}
+
+async fn site_on(brokers: &[&'static str], painters: &[&'static str]) -> Option<Site> {
+    let site = Site::start(brokers, painters).await;
     site.inspect_err(|why| say(&format!("SKIPPED: there can be no hosts here: {why}")))
         .ok()
 }
@@ -190,5 +197,39 @@ async fn a_gateway_that_is_parted_from_its_broker_says_so_and_answers_afterwards
         .await;
     println!("{} jobs", entries.len());
     site.audit(&entries, Some(once)).await;
+    all_idle(&site).await;
+}
+
+#[tokio::test]
+async fn a_broker_that_is_parted_from_the_two_others_with_those_connected_to_it_costs_nothing() {
+    let Some(site) = site_on(&BROKERS, &[PAINT_A, PAINT_B]).await else {
+        return;
+    };
+    let (entries, ()) = site
+        .while_asked(async {
+            until_new_work(&site, PAINT_A, 0).await;
+            // The worst one to lose. Those who paint on that side find no other broker.
+            let side = [site.leader().await, PAINT_A];
+            site.network.split(&side);
+            let start = Instant::now();
+            // Before anybody is back. What was on its way to them does not count.
+            until_new_work(&site, PAINT_B, now_ms() + 1_000).await;
+            let others = start.elapsed();
+            say(&format!(
+                "{side:?} apart: the others have new work after {others:.1?}"
+            ));
+            sleep(LONG.saturating_sub(start.elapsed())).await;
+            site.network.unite(&side);
+            let (healed, at_ms) = (Instant::now(), now_ms());
+            until_new_work(&site, PAINT_A, at_ms).await;
+            let back = healed.elapsed();
+            say(&format!(
+                "{side:?} apart for {LONG:?}: new work {back:.1?} after"
+            ));
+            assert!(back < BACK_WITH_BROKER_WITHIN, "{back:?}");
+        })
+        .await;
+    println!("{} jobs", entries.len());
+    site.audit(&entries, None).await;
     all_idle(&site).await;
 }

@@ -1,6 +1,10 @@
 //! Brokers that may be killed: one server, or three in a cluster on loopback. Real nats-servers, own ports and stores.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use async_nats::jetstream;
 use messaging::{Access, Bus};
@@ -26,7 +30,8 @@ impl Cluster {
     /// Starts `nodes` servers: 1, or 3. [`Cluster::healthy`] waits for the cluster's first election.
     pub fn start(nodes: usize) -> Self {
         let clients: Vec<u16> = (0..nodes).map(|_| free_port()).collect();
-        let routes: Vec<u16> = (0..nodes).map(|_| free_port()).collect();
+        let route = |_| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let routes: Vec<_> = (0..nodes).map(route).collect();
         let nodes = clients.iter().enumerate();
         let nodes = nodes.map(|(node, client)| Broker::start_at(*client, &config(node, &routes)));
         Self {
@@ -56,47 +61,62 @@ impl Cluster {
         &mut self.nodes[node]
     }
 
-    /// The node that leads `stream`; the only node where there is one. `None` into an election.
+    /// As [`leader`].
     pub async fn leader(&self, stream: &str) -> Option<usize> {
-        if self.nodes.len() == 1 {
-            return Some(0);
-        }
-        let client = client(&self.urls()).await?;
-        let info = info(&client, stream, json!({})).await?;
-        let leader = info["cluster"]["leader"].as_str()?;
-        leader.strip_prefix('n')?.parse().ok()
+        leader(&self.urls(), stream).await
     }
 
-    /// Waits until every stream of the deployment has a leader and each copy is up to date.
+    /// As [`healthy`].
     pub async fn healthy(&self, streams: &[String]) {
-        let end = Instant::now() + HEALTHY_WITHIN;
-        while !self.is_healthy(streams).await {
-            assert!(
-                Instant::now() < end,
-                "the cluster is not healthy within {HEALTHY_WITHIN:?}"
-            );
-            sleep(Duration::from_millis(100)).await;
-        }
+        healthy(&self.urls(), streams).await;
     }
 
-    /// Whether every stream has a leader and each copy is up to date.
+    /// As [`is_healthy`].
     pub async fn is_healthy(&self, streams: &[String]) -> bool {
-        let Some(client) = client(&self.urls()).await else {
+        is_healthy(&self.urls(), streams).await
+    }
+}
+
+/// Of the nodes at `urls`, the one that leads `stream`; the only node where there is one. `None` into an election.
+pub async fn leader(urls: &[String], stream: &str) -> Option<usize> {
+    if urls.len() == 1 {
+        return Some(0);
+    }
+    let client = client(urls).await?;
+    let info = info(&client, stream, json!({})).await?;
+    let leader = info["cluster"]["leader"].as_str()?;
+    leader.strip_prefix('n')?.parse().ok()
+}
+
+/// Waits until every stream of the deployment has a leader and each copy is up to date.
+pub async fn healthy(urls: &[String], streams: &[String]) {
+    let end = Instant::now() + HEALTHY_WITHIN;
+    while !is_healthy(urls, streams).await {
+        assert!(
+            Instant::now() < end,
+            "the cluster is not healthy within {HEALTHY_WITHIN:?}"
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Whether every stream has a leader and each copy is up to date.
+pub async fn is_healthy(urls: &[String], streams: &[String]) -> bool {
+    let Some(client) = client(urls).await else {
+        return false;
+    };
+    for stream in streams {
+        let Some(info) = info(&client, stream, json!({})).await else {
             return false;
         };
-        for stream in streams {
-            let Some(info) = info(&client, stream, json!({})).await else {
-                return false;
-            };
-            let copies = info["cluster"]["replicas"].as_array();
-            let copies = copies.map_or(&[][..], Vec::as_slice);
-            let current = copies.iter().filter(|copy| copy["current"] == true).count();
-            if current + 1 != self.nodes.len() {
-                return false;
-            }
+        let copies = info["cluster"]["replicas"].as_array();
+        let copies = copies.map_or(&[][..], Vec::as_slice);
+        let current = copies.iter().filter(|copy| copy["current"] == true).count();
+        if current + 1 != urls.len() {
+            return false;
         }
-        true
     }
+    true
 }
 
 /// Makes the streams. A new cluster has no leader for its first seconds.
@@ -156,17 +176,18 @@ pub async fn jetstream(urls: &[String]) -> Option<jetstream::Context> {
     Some(jetstream::new(client(urls).await?))
 }
 
-fn config(node: usize, routes: &[u16]) -> String {
+/// What the `node`-th of those whose nodes find each other at `routes` is told.
+pub(crate) fn config(node: usize, routes: &[SocketAddr]) -> String {
     if routes.len() == 1 {
         return LAME_DUCK.to_owned();
     }
     let own = routes[node];
     let routes: Vec<_> = routes
         .iter()
-        .map(|port| format!("nats://127.0.0.1:{port}"))
+        .map(|address| format!("nats://{address}"))
         .collect();
     format!(
-        "server_name: n{node}\n{LAME_DUCK}\ncluster {{ name: test, listen: \"127.0.0.1:{own}\", routes: {} }}",
+        "server_name: n{node}\n{LAME_DUCK}\ncluster {{ name: test, listen: \"{own}\", routes: {} }}",
         json!(routes)
     )
 }

@@ -1,6 +1,6 @@
 //! Hosts of a test: network namespaces of this machine, each with one cable to one switch. A cable can be pulled, the switch
-//! can drop whatever a host sends and gets, and two hosts can be kept from each other. Nothing of it touches the machine's
-//! own network, and whatever it is called like lives in namespaces of its own.
+//! can drop whatever a host sends and gets, and hosts can be kept from each other, two or several from all others. Nothing of
+//! it touches the machine's own network, and whatever it is called like lives in namespaces of its own.
 //!
 //! Needs root and `ip` of iproute2; where that is not to be had, [`Network::start`] says why.
 
@@ -16,7 +16,7 @@ use std::{
 
 use nix::sched::{CloneFlags, setns};
 
-pub use self::site::{ACK_WAIT, AR, BROKER, GATEWAY, PAINT_A, PAINT_B, Site};
+pub use self::site::{AR, BROKER, BROKERS, GATEWAY, PAINT_A, PAINT_B, Site};
 
 /// Where `ip netns` keeps its namespaces.
 const NAMESPACES: &str = "/run/netns";
@@ -58,8 +58,11 @@ impl Network {
 
     fn make_switch(&self) -> Result<(), String> {
         ip(&["netns", "add", &self.namespace(SWITCH)])?;
-        self.ip_in(SWITCH, &["link", "add", "name", SWITCH, "type", "bridge"])?;
-        self.ip_in(SWITCH, &["link", "set", SWITCH, "up"])
+        for bridge in [SWITCH, APART] {
+            self.ip_in(SWITCH, &["link", "add", "name", bridge, "type", "bridge"])?;
+            self.ip_in(SWITCH, &["link", "set", bridge, "up"])?;
+        }
+        Ok(())
     }
 
     fn connect(&self, host: &str, address: Ipv4Addr) -> Result<(), String> {
@@ -97,6 +100,22 @@ impl Network {
         match how {
             Cut::Pulled => self.set(host, &["link", "set", CABLE, "up"]),
             Cut::Dropped => self.set(SWITCH, &["link", "set", "dev", host, "master", SWITCH]),
+        }
+    }
+
+    /// Drops whatever goes between these and the others; they still reach each other.
+    pub fn split(&self, hosts: &[&str]) {
+        self.move_to(APART, hosts);
+    }
+
+    /// Undoes [`Network::split`].
+    pub fn unite(&self, hosts: &[&str]) {
+        self.move_to(SWITCH, hosts);
+    }
+
+    fn move_to(&self, bridge: &str, hosts: &[&str]) {
+        for host in hosts {
+            self.set(SWITCH, &["link", "set", "dev", host, "master", bridge]);
         }
     }
 
@@ -157,6 +176,9 @@ impl Drop for Network {
 
 /// The switch, its host and its bridge.
 const SWITCH: &str = "switch";
+
+/// The switch's other bridge, for those who are split from the others.
+const APART: &str = "apart";
 
 /// What each host calls its end of its cable.
 const CABLE: &str = "eth0";

@@ -1,16 +1,20 @@
-//! A deployment over hosts: the broker's, the gateway's, one that writes, one or two that paint; and the client's, where
-//! the test is. Replay engines; on the broker's host `fresco watch` looks after the dead.
+//! A deployment over hosts: the broker's, or those of three, the gateway's, one that writes, one or two that paint; and the
+//! client's, where the test is. Replay engines; on the first broker's host `fresco watch` looks after the dead.
 
 use std::{
     collections::BTreeMap,
     fs,
+    net::SocketAddr,
     process::Command,
     sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
 use messaging::{Bus, BusConfig};
-use protocol::{JobId, Prefix, Role, WorkerPresence, topology::Topology};
+use protocol::{
+    JobId, Prefix, Role, WorkerPresence,
+    topology::{Topology, TopologyOptions},
+};
 use replay::{ArTimes, DenoiseTimes, Table};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -29,7 +33,10 @@ use crate::{
 };
 
 /// Long beside a sign of life, short beside a cut.
-pub const ACK_WAIT: Duration = Duration::from_secs(3);
+const ACK_WAIT: Duration = Duration::from_secs(3);
+
+/// The same where an election takes 4 to 8 s, in which nobody can give a sign of life.
+const ACK_WAIT_OF_CLUSTER: Duration = Duration::from_secs(12);
 
 /// AR in half a second, a picture of four steps in 1.6 s.
 const TABLE: Table = Table {
@@ -50,6 +57,8 @@ const PREFIX: &str = "hosts";
 
 /// Where the broker and its watcher are.
 pub const BROKER: &str = "broker";
+/// Where three brokers are, each on a host of its own.
+pub const BROKERS: [&str; 3] = [BROKER, "broker-1", "broker-2"];
 /// Where the gateway is.
 pub const GATEWAY: &str = "gateway";
 /// Where the AR-batcher is.
@@ -64,7 +73,7 @@ const CLIENT: &str = "client";
 pub struct Site {
     workers: Vec<Worker>,
     _others: Vec<Process>,
-    broker: Broker,
+    brokers: Vec<Broker>,
     bus: Bus,
     gateway: String,
     folder: TempDir,
@@ -81,26 +90,43 @@ fn prefix() -> Prefix {
     PREFIX.parse().expect("allowed characters")
 }
 
+/// One on each of these hosts, which know each other.
+fn start_brokers(network: &Network, hosts: &[&str]) -> Vec<Broker> {
+    let routes = hosts.iter().map(|host| (network.address(host), 6222));
+    let routes: Vec<_> = routes.map(SocketAddr::from).collect();
+    let start = |(node, host): (usize, &&str)| {
+        let config = cluster::config(node, &routes);
+        network.inside(host, || Broker::start_on(network.address(host), &config))
+    };
+    hosts.iter().enumerate().map(start).collect()
+}
+
 impl Site {
-    /// With two denoisers on each of `painters`; or why there can be no hosts here. This thread is the client's from now on.
-    pub async fn start(painters: &[&'static str]) -> Result<Self, String> {
-        let hosts = [&[BROKER, GATEWAY, AR, CLIENT], painters].concat();
+    /// With a broker on each of `brokers` and two denoisers on each of `painters`; or why there can be no hosts here. This
+    /// thread is the client's from now on.
+    pub async fn start(
+        brokers: &[&'static str],
+        painters: &[&'static str],
+    ) -> Result<Self, String> {
+        let hosts = [brokers, &[GATEWAY, AR, CLIENT], painters].concat();
         let network = Network::start(&hosts)?;
         network.enter(CLIENT);
         let folder = TempDir::with_prefix("fresco-hosts-").expect("a temporary folder can be made");
-        let broker = network.inside(BROKER, || Broker::start_on(network.address(BROKER)));
-        let config = BusConfig::new(vec![broker.url()], prefix(), Role::Operator);
+        let brokers = start_brokers(&network, brokers);
+        let urls: Vec<_> = brokers.iter().map(Broker::url).collect();
+        let config = BusConfig::new(urls.clone(), prefix(), Role::Operator);
         let bus = Bus::connect(&config).await.expect("an address");
-        cluster::provision(&bus, &Topology::with_ack_wait(&prefix(), ACK_WAIT)).await;
         let mut site = Self {
             workers: Vec::new(),
             _others: Vec::new(),
             gateway: format!("http://{}:8080", network.address(GATEWAY)),
-            broker,
+            brokers,
             bus,
             folder,
             network,
         };
+        cluster::provision(&site.bus, &Topology::with(&prefix(), site.options())).await;
+        site.until_brokers_agree().await;
         site.start_processes(painters);
         until("the gateway is ready", || async {
             let (status, _) = http::text(&format!("{}/readyz", site.gateway)).await?;
@@ -114,6 +140,33 @@ impl Site {
         Ok(site)
     }
 
+    fn urls(&self) -> Vec<String> {
+        self.brokers.iter().map(Broker::url).collect()
+    }
+
+    fn options(&self) -> TopologyOptions {
+        TopologyOptions {
+            ack_wait: match self.brokers.len() {
+                1 => ACK_WAIT,
+                _ => ACK_WAIT_OF_CLUSTER,
+            },
+            replicas: u8::try_from(self.brokers.len()).expect("1 or 3"),
+            ..TopologyOptions::default()
+        }
+    }
+
+    /// Waits until every copy of everything is up to date.
+    pub async fn until_brokers_agree(&self) {
+        cluster::healthy(&self.urls(), &cluster::streams(&prefix())).await;
+    }
+
+    /// Where the broker is that leads the queue of those who paint.
+    pub async fn leader(&self) -> &'static str {
+        let queue = Topology::new(&prefix()).denoise.name;
+        let node = cluster::leader(&self.urls(), &queue).await;
+        BROKERS[node.expect("there is no election")]
+    }
+
     fn start_processes(&mut self, painters: &[&'static str]) {
         let file = |name: &str, bytes: &[u8]| {
             let file = self.folder.path().join(name);
@@ -125,10 +178,12 @@ impl Site {
         let listen = self.gateway.replace("http://", "");
         let gateway = ["--listen", &listen, "--job-timeout-s", JOB_TIMEOUT_S];
         let replay = ["--engine", "replay", "--times", &times];
-        let system = self.broker.system_url();
-        let watch = ["watch", "--system-url", &system];
-        let ack_wait = ACK_WAIT.as_secs().to_string();
-        let watch = [&watch[..], &["--ack-wait-s", &ack_wait]].concat();
+        let system: Vec<_> = self.brokers.iter().map(Broker::system_url).collect();
+        let (system, options) = (system.join(","), self.options());
+        let [ack_wait, replicas] =
+            [options.ack_wait.as_secs(), options.replicas.into()].map(|number| number.to_string());
+        let watch = ["watch", "--system-url", &system, "--ack-wait-s", &ack_wait];
+        let watch = [&watch[..], &["--replicas", &replicas]].concat();
         let others = [
             self.process(BROKER, "fresco", "watch", &watch),
             self.process(GATEWAY, "fresco-gateway", "gateway", &gateway),
@@ -146,7 +201,7 @@ impl Site {
 
     fn process(&self, host: &str, program: &str, name: &str, flags: &[&str]) -> Process {
         let (url, probes) = (
-            self.broker.url(),
+            self.urls().join(","),
             format!("{}:0", self.network.address(host)),
         );
         let mut flags = flags.to_vec();
@@ -160,7 +215,7 @@ impl Site {
 
     /// What `fresco workers` says: each worker by its process. The gateway is none.
     pub fn listed(&self) -> BTreeMap<u32, WorkerPresence> {
-        let url = self.broker.url();
+        let url = self.urls().join(",");
         let mut fresco = Command::new(binary("fresco"));
         fresco.args(["workers", "--json", "--nats-url", &url, "--prefix", PREFIX]);
         let output = fresco.output().expect("fresco is built");
@@ -227,7 +282,8 @@ impl Site {
     pub async fn audit(&self, entries: &[Entry], other: Option<JobId>) {
         assert!(!entries.is_empty(), "nothing was asked for");
         assert!(quiet(&self.bus).await, "the queues are not quiet");
-        let mut stored = stored::read(&[self.broker.url()], &self.bus, &prefix()).await;
+        self.until_brokers_agree().await;
+        let mut stored = stored::read(&self.urls(), &self.bus, &prefix()).await;
         stored.jobs.retain(|job, _| Some(*job) != other);
         stored.results.retain(|output, _| Some(output.job) != other);
         let mut found = violations(entries, &stored);

@@ -110,10 +110,10 @@ impl Broker {
         Self::start_in(dir, &config, i32::from(port))
     }
 
-    /// With a system account, on this address of a host of its own.
-    pub fn start_on(address: Ipv4Addr) -> Self {
+    /// With a system account, on this address of a host of its own, with these lines added.
+    pub fn start_on(address: Ipv4Addr, more_config: &str) -> Self {
         let dir = TempDir::with_prefix("fresco-nats-").expect("a temporary folder can be made");
-        let config = format!("{CONFIG}{}\n", system_account());
+        let config = format!("{CONFIG}{}\n{more_config}\n", system_account());
         let launch = Launch {
             address,
             ..Launch::written(&dir, &config)
