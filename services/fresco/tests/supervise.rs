@@ -216,6 +216,39 @@ async fn the_broker_stops_after_the_services() {
 }
 
 #[tokio::test]
+async fn what_a_child_leaves_behind_ends_before_it_is_started_again() {
+    // The helper would hold a device or a port that the next life needs.
+    let leaves = format!(
+        "trap '' TERM; ({FOREVER}) & echo $! >> $DIR/helpers; \
+         [ $(wc -l < $DIR/helpers) = 1 ] && kill -9 $$; exit 0"
+    );
+    let fleet = Fleet::new(&[("a", Layer::Service, &leaves)]);
+    let (events, received) = mpsc::channel(8);
+    events.try_send(Event::BrokerReady).expect("there is room");
+    let report = |_, report: Report| {
+        if let Report::Died(Exit::Code(0), ..) = report {
+            let stop = Event::Stop(Ending::Asked);
+            events.try_send(stop).expect("there is room");
+        }
+    };
+    supervise(fleet.launch(), &fleet.children, received, report).await;
+    let helpers = fs::read_to_string(fleet.file("helpers")).expect("both wrote it");
+    let helpers: Vec<u32> = helpers
+        .lines()
+        .map(|line| line.parse().expect("a process number"))
+        .collect();
+    assert_eq!(helpers.len(), 2);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    for helper in helpers {
+        // A dead one without a parent may stay listed; then it has no command line.
+        while fs::read(format!("/proc/{helper}/cmdline")).is_ok_and(|line| !line.is_empty()) {
+            assert!(Instant::now() < deadline, "{helper} is left");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn children_that_do_not_listen_are_gone_within_5_s() {
     let script = |name: &str| format!("trap '' TERM INT; touch $DIR/{name}; {FOREVER}");
     let (broker, service) = (script("broker"), script("service"));

@@ -227,15 +227,22 @@ impl<'a> Processes<'a> {
 /// Waits for the end of `child` and passes signals on. It alone reaps and signals it, so that no signal can hit
 /// another process that got the same number.
 async fn attend(mut child: Child, mut signals: mpsc::Receiver<Signal>) -> Exit {
+    let group = child.id().and_then(|id| i32::try_from(id).ok());
+    let signal_group = |signal: Signal| {
+        if let Some(Err(error)) = group.map(|id| killpg(Pid::from_raw(id), signal)) {
+            tracing::debug!(%signal, %error, "child is gone already");
+        }
+    };
     loop {
         tokio::select! {
-            status = child.wait() => return status.map_or(Exit::NotStarted, exit),
-            Some(signal) = signals.recv() => {
-                let process = child.id().and_then(|id| i32::try_from(id).ok());
-                if let Some(Err(error)) = process.map(|id| killpg(Pid::from_raw(id), signal)) {
-                    tracing::debug!(%signal, %error, "child is gone already");
-                }
+            status = child.wait() => {
+                // What it has started itself, and leaves behind: an SRT server's processes hold the devices that its successor
+                // needs. The number is theirs while there are any; if there are none, nobody has it again yet: the
+                // kernel gives all others out before.
+                signal_group(Signal::SIGKILL);
+                return status.map_or(Exit::NotStarted, exit);
             }
+            Some(signal) = signals.recv() => signal_group(signal),
         }
     }
 }
