@@ -1,9 +1,11 @@
-//! `fresco up --fleet` with the layout of sixteen devices: fourteen denoisers, of which any three may be killed.
+//! `fresco up --fleet`: the layout of sixteen devices, of whose fourteen denoisers any three may be killed; and a file whose
+//! AR stage is an SRT server that it starts, which may be killed too.
 
 use std::{
     collections::BTreeSet,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -11,9 +13,9 @@ use futures::future::join_all;
 use integration::{
     binary,
     fleet::{until, until_up},
-    http,
+    free_port, http,
     process::Process,
-    root,
+    root, tiny_model,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -36,11 +38,9 @@ struct Fleet {
 }
 
 impl Fleet {
-    async fn start() -> Self {
-        let folder = TempDir::with_prefix("fresco-fleet-").unwrap();
+    async fn start(file: &Path, folder: TempDir) -> Self {
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (data, url_file) = (path("data"), path("url"));
-        let file = root().join("infra/fleet/replay-16.toml");
         let server = root().join(".fresco/bin/nats-server");
         let flags = [
             ["up", "--fleet"],
@@ -60,9 +60,13 @@ impl Fleet {
 
     /// Processes of the denoisers that the gateway tells of, each with what it does.
     async fn denoisers(&self) -> Vec<(u64, String)> {
+        self.workers("denoiser").await
+    }
+
+    async fn workers(&self, role: &str) -> Vec<(u64, String)> {
         let workers = http::get(&format!("{}/v1/workers", self.url)).await;
         let workers = workers.body["data"].as_array().cloned().unwrap_or_default();
-        let denoisers = workers.iter().filter(|worker| worker["role"] == "denoiser");
+        let denoisers = workers.iter().filter(|worker| worker["role"] == role);
         let shown = |worker: &Value| {
             Some((
                 worker["process"].as_u64()?,
@@ -92,6 +96,10 @@ impl Fleet {
         })
         .await;
     }
+}
+
+fn folder() -> TempDir {
+    TempDir::with_prefix("fresco-fleet-").unwrap()
 }
 
 fn request(seed: u64) -> Value {
@@ -169,7 +177,8 @@ async fn kill_in_threes(fleet: &Fleet) -> Vec<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn any_three_of_fourteen_denoisers_may_be_killed_and_no_request_fails() {
-    let fleet = Fleet::start().await;
+    let file = root().join("infra/fleet/replay-16.toml");
+    let fleet = Fleet::start(&file, folder()).await;
     fleet.until_all_work(&[]).await;
     // By the numbers in the file: they are how a person finds the card of the one that is ill.
     let mut devices: BTreeSet<_> = (2..16).map(|number| format!("replay:{number}")).collect();
@@ -230,4 +239,141 @@ async fn answers_whom_it_let_in(mut fleet: Fleet) {
         "left over in {}",
         fleet.folder.path().display()
     );
+}
+
+/// Writes a fleet file whose SRT server is our fake one, on a port that is free.
+fn served(folder: &Path) -> PathBuf {
+    let file = folder.join("fleet.toml");
+    let text = r#"
+engine = "srt"
+model = "MODEL"
+[pin]
+variable = "CUDA_VISIBLE_DEVICES"
+device = "cpu"
+[ar]
+devices = [0, 1]
+srt_urls = ["http://127.0.0.1:PORT"]
+[ar.server]
+command = ["SERVER", "--listen", "127.0.0.1:{port}", "--times", "TIMES", "--time-scale", "0.1", "--codebook-size", "512"]
+[denoisers]
+devices = [2, 3]
+[gateway]
+listen = "127.0.0.1:0"
+"#;
+    let path = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let text = text
+        .replace("MODEL", &path(tiny_model()))
+        .replace("PORT", &free_port().to_string())
+        .replace("SERVER", &path(binary("fake-srt")))
+        .replace("TIMES", &path(root().join("infra/times/ascend.json")));
+    fs::write(&file, text).unwrap();
+    file
+}
+
+/// Processes whose parent is `parent`, each with its command line.
+fn children(parent: u32) -> Vec<(u64, String)> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let child = |entry: fs::DirEntry| {
+        let process = entry.file_name().to_str()?.parse().ok()?;
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let is_ours = status
+            .lines()
+            .any(|line| line == format!("PPid:\t{parent}"));
+        let line = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        is_ours.then_some((process, line))
+    };
+    processes.filter_map(child).collect()
+}
+
+/// The SRT server's process, once it is another one than `before`.
+async fn srt_server(fleet: &Fleet, before: Option<u64>) -> u64 {
+    let is_it = |(process, line): &(u64, String)| {
+        line.split('\0')
+            .next()
+            .is_some_and(|program| program.ends_with("/fake-srt"))
+            && Some(*process) != before
+    };
+    until("the SRT server runs", || async {
+        let found = children(fleet.process.id()).into_iter().find(is_it);
+        found.map(|(process, _)| process)
+    })
+    .await
+}
+
+/// Kills the SRT server while it writes, twice; returns when its last successor has written for somebody.
+async fn kill_the_server(fleet: &Fleet, answered: &AtomicU64) {
+    let mut server = srt_server(fleet, None).await;
+    for _ in 0..2 {
+        let writes = || async {
+            let batchers = fleet.workers("ar-batcher").await;
+            batchers
+                .iter()
+                .any(|(_, state)| state == "busy")
+                .then_some(())
+        };
+        until("rows are written", writes).await;
+        kill(
+            Pid::from_raw(i32::try_from(server).unwrap()),
+            Signal::SIGKILL,
+        )
+        .unwrap();
+        let before = answered.load(Ordering::Relaxed);
+        server = srt_server(fleet, Some(server)).await;
+        // More than what denoisers had by then.
+        let more = || async { (answered.load(Ordering::Relaxed) >= before + 8).then_some(()) };
+        until("requests are answered again", more).await;
+    }
+    let devices = fs::read_to_string(format!("/proc/{server}/environ")).unwrap();
+    let its = |variable: &str| variable == "CUDA_VISIBLE_DEVICES=0,1";
+    assert!(devices.split('\0').any(its), "{devices}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_srt_server_of_the_file_may_be_killed_while_it_writes_and_no_request_fails() {
+    let folder = folder();
+    let file = served(folder.path());
+    let mut fleet = Fleet::start(&file, folder).await;
+    let stop = AtomicBool::new(false);
+    let answered = AtomicU64::new(0);
+    let client = async |client: u64| {
+        let mut painted = 0;
+        loop {
+            let seed = 1_000 * client + painted;
+            let request =
+                json!({"prompt": "p", "size": "96x64", "seed": seed, "num_inference_steps": 2});
+            let answer = http::generate(&fleet.url, &request).await;
+            assert_eq!(answer.seeds(), [seed], "{answer:?}");
+            answered.fetch_add(1, Ordering::Relaxed);
+            painted += 1;
+            if stop.load(Ordering::Relaxed) {
+                return painted;
+            }
+        }
+    };
+    let load = join_all((0..4).map(client));
+    let deaths = async {
+        kill_the_server(&fleet, &answered).await;
+        stop.store(true, Ordering::Relaxed);
+    };
+    let (painted, ()) = tokio::join!(load, deaths);
+    println!("{painted:?} requests a client, none failed");
+    let log = fleet.process.log();
+    let told = log
+        .matches("srt-0 was killed by signal 9, starts again")
+        .count();
+    assert_eq!(told, 2, "{log}");
+    let server_log = fleet.folder.path().join("data/logs/srt-0.log");
+    let said = fs::read_to_string(server_log).unwrap();
+    assert!(said.contains("http://127.0.0.1:"), "{said}");
+
+    let all = children(fleet.process.id());
+    assert_eq!(all.len(), 6, "{all:?}");
+    fleet.process.signal(Signal::SIGINT);
+    let status = fleet.process.end(STOPS_WITHIN).await;
+    assert!(status.success(), "{status} {}", fleet.process.log());
+    let left: Vec<_> = all
+        .into_iter()
+        .filter(|(process, _)| runs(*process))
+        .collect();
+    assert_eq!(left, []);
 }

@@ -63,7 +63,11 @@ impl Checkup {
                     .map(|address| (process, address));
             }
             let Some((_, address)) = known else { continue };
-            let answer = ask(&client, address, pulse.question(process)).await;
+            let path = match pulse.question(process) {
+                Question::Ready => "readyz",
+                Question::Alive => "livez",
+            };
+            let answer = ask(&client, &format!("http://{address}/{path}")).await;
             if let Some(Action::End) = pulse.apply(process, answer) {
                 self.events.send(Event::Hung(id)).await.ok();
             }
@@ -87,12 +91,9 @@ impl Checkup {
     }
 }
 
-async fn ask(client: &reqwest::Client, address: SocketAddr, question: Question) -> Answer {
-    let path = match question {
-        Question::Ready => "readyz",
-        Question::Alive => "livez",
-    };
-    match client.get(format!("http://{address}/{path}")).send().await {
+/// What is answered at `url`.
+pub(crate) async fn ask(client: &reqwest::Client, url: &str) -> Answer {
+    match client.get(url).send().await {
         Ok(answer) if answer.status().is_success() => Answer::Yes,
         Ok(_) => Answer::No,
         Err(_) => Answer::Silence,

@@ -4,6 +4,7 @@
 
 mod check;
 mod probes;
+mod server;
 
 use std::{
     fs,
@@ -12,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use self::server::ArServer;
 use protocol::Prefix;
 use serde::Deserialize;
 use service::{
@@ -113,6 +115,8 @@ struct Ar {
     devices: Vec<u16>,
     #[serde(default)]
     srt_urls: Vec<String>,
+    /// Of `srt_urls`, where they are to be started.
+    server: Option<ArServer>,
     slots_max: Option<u16>,
     admission: Option<AdmissionName>,
     delay_ms: Option<u64>,
@@ -275,6 +279,7 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
             health: gateway.health_listen,
             public_url: gateway.public_url.clone(),
         }),
+        servers: server::servers(file, folder),
         ar_batcher,
         denoisers,
         credentials: in_folder(&file.broker.credentials),

@@ -10,7 +10,7 @@ use messaging::Access;
 
 use super::{
     run::ChildSpec,
-    site::{Pinned, Site},
+    site::{Pinned, Server, Site},
     supervisor::Layer,
 };
 use crate::args::{Engine, UpArgs};
@@ -55,16 +55,27 @@ pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
     }
 }
 
+/// The child of somebody else's server.
+fn server(server: &Server) -> ChildSpec {
+    ChildSpec {
+        name: server.pinned.name.clone(),
+        layer: Layer::Server,
+        program: server.program.clone(),
+        arguments: server.arguments.clone(),
+        environment: server.pinned.environment.clone(),
+    }
+}
+
 /// Who takes requests waits for their answers, for three quarters of this; the rest is for telling that it does not any more.
 pub(crate) fn grace_s(layer: Layer, site: &Site) -> u64 {
     let drain = site.limits.drain.as_secs();
     match layer {
         Layer::Front => GRACE_S.max((drain * 4).div_ceil(3)),
-        Layer::Broker | Layer::Sole | Layer::Service => GRACE_S,
+        Layer::Broker | Layer::Server | Layer::Sole | Layer::Service => GRACE_S,
     }
 }
 
-/// The services' children.
+/// The children of servers and services: the servers first, which load for longest.
 pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) -> Vec<ChildSpec> {
     let service = |pinned: &Pinned, role: &str, own: Vec<OsString>| {
         let (mut arguments, mut environment) = broker_place(&surroundings.nats_urls);
@@ -103,8 +114,9 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     let batcher = batcher.map(|pinned| service(pinned, AR_BATCHER, batcher_flags(args, &engine)));
     let denoisers = site.denoisers.iter();
     let denoisers = denoisers.map(|pinned| service(pinned, "denoiser", engine.clone()));
-    gateway
-        .into_iter()
+    let servers = site.servers.iter().map(server);
+    servers
+        .chain(gateway)
         .chain(batcher)
         .chain(denoisers)
         .collect()

@@ -49,19 +49,12 @@ fn news(
     host: &str,
     told: &mut BTreeMap<ChildId, u32>,
 ) -> Vec<ChildId> {
-    let loaded = |process: u32| {
-        let is_it = |worker: &&WorkerPresence| roster::is(worker, host, process);
-        workers
-            .iter()
-            .find(is_it)
-            .is_some_and(|worker| worker.state.takes_work())
-    };
     let mut news = Vec::new();
     for member in members {
         let Some(process) = member.process else {
             continue;
         };
-        if told.get(&member.id) != Some(&process) && loaded(process) {
+        if told.get(&member.id) != Some(&process) && roster::works(workers, host, process) {
             told.insert(member.id, process);
             news.push(member.id);
         }
@@ -71,26 +64,13 @@ fn news(
 
 #[cfg(test)]
 mod tests {
-    use protocol::{Role, WorkerId, WorkerState};
+    use protocol::WorkerState;
 
     use super::*;
     use crate::up::supervisor::Layer;
 
     #[test]
     fn a_worker_is_told_of_once_in_each_of_its_lives() {
-        let worker = |process, host: &str, state| WorkerPresence {
-            worker: WorkerId::generate(Role::Denoiser),
-            role: Role::Denoiser,
-            state,
-            reason: None,
-            host: host.to_owned(),
-            process,
-            device: None,
-            model_revision: None,
-            health_address: None,
-            held: Vec::new(),
-            outputs_open: 0,
-        };
         let member = |process| {
             [Member {
                 id: ChildId(3),
@@ -101,13 +81,17 @@ mod tests {
         };
         let mut told = BTreeMap::new();
         let table = [
-            (None, worker(7, "here", WorkerState::Idle), 0),
-            (Some(7), worker(7, "here", WorkerState::Loading), 0),
-            (Some(7), worker(7, "elsewhere", WorkerState::Idle), 0),
-            (Some(7), worker(7, "here", WorkerState::Busy), 1),
-            (Some(7), worker(7, "here", WorkerState::Idle), 0),
-            (Some(8), worker(7, "here", WorkerState::Idle), 0),
-            (Some(8), worker(8, "here", WorkerState::Idle), 1),
+            (None, roster::listed(7, "here", WorkerState::Idle), 0),
+            (Some(7), roster::listed(7, "here", WorkerState::Loading), 0),
+            (
+                Some(7),
+                roster::listed(7, "elsewhere", WorkerState::Idle),
+                0,
+            ),
+            (Some(7), roster::listed(7, "here", WorkerState::Busy), 1),
+            (Some(7), roster::listed(7, "here", WorkerState::Idle), 0),
+            (Some(8), roster::listed(7, "here", WorkerState::Idle), 0),
+            (Some(8), roster::listed(8, "here", WorkerState::Idle), 1),
         ];
         for (process, worker, count) in table {
             let news = news(

@@ -1,7 +1,7 @@
 //! `fresco up`: a whole deployment on one machine, from a broker to denoisers, started and stopped in order.
 //!
-//! `supervisor` decides, `run` carries out, `outside` and `checkup` watch the broker and the services and tell the
-//! supervisor; the rest is preparation. This file puts them together and talks to the user.
+//! `supervisor` decides, `run` carries out, `outside`, `checkup` and `servers` watch broker, services and SRT servers and tell
+//! the supervisor; the rest is preparation. This file puts them together and talks to the user.
 
 mod checkup;
 mod file;
@@ -16,6 +16,7 @@ mod pulse;
 mod ready;
 mod roster;
 pub mod run;
+mod servers;
 mod site;
 pub mod supervisor;
 pub(crate) mod systemd;
@@ -32,8 +33,9 @@ use self::{
     prepared::Prepared,
     roster::Member,
     run::{ChildSpec, Report, supervise},
+    servers::Servers,
     site::Site,
-    supervisor::{ChildId, Ending, Event, Exit},
+    supervisor::{ChildId, Ending, Event, Exit, Layer},
 };
 use crate::{
     args::UpArgs,
@@ -69,6 +71,10 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
     let (failed, failure) = mpsc::channel(1);
     let bus = prepared.connect(&args, &site).await?;
     look_after(&shutdown, &prepared, &bus, &members, &events, died);
+    let (servers, servers_up) = Servers::new(site.servers, &members, &events);
+    shutdown
+        .tracker
+        .spawn(until_stopped(&shutdown, servers.watch()));
     let outside = Outside {
         args: args.clone(),
         replicas: site.replicas,
@@ -77,6 +83,7 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
         start: site.limits.start,
         gateway: prepared.gateway.map(|gateway| gateway.listen),
         roster: members,
+        servers: servers_up,
         events,
         failed,
     };
@@ -144,7 +151,11 @@ fn look_after(
         roster: members.clone(),
         events: events.clone(),
     };
-    for member in members.borrow().iter() {
+    let services = members.borrow();
+    for member in services
+        .iter()
+        .filter(|member| member.layer != Layer::Server)
+    {
         spawn(Box::pin(checkup.clone().watch(member.id)));
     }
 }

@@ -17,6 +17,7 @@ use super::{
     cannot_write,
     ready::{self, Probe},
     roster::Member,
+    servers::Up,
     supervisor::{Ending, Event, StartRule},
 };
 use crate::{args::UpArgs, nats::shown, terminal, watch::keeper};
@@ -42,6 +43,8 @@ pub(crate) struct Outside {
     pub(crate) gateway: Option<SocketAddr>,
     /// The services' processes.
     pub(crate) roster: watch::Receiver<Vec<Member>>,
+    /// Those of servers that are up.
+    pub(crate) servers: watch::Receiver<Up>,
     /// To the supervisor.
     pub(crate) events: mpsc::Sender<Event>,
     /// Why the supervisor was told to stop, when it was told from here.
@@ -102,6 +105,7 @@ impl Outside {
             bus: self.bus.clone(),
             host: service::host::name(),
             roster: self.roster.clone(),
+            servers: self.servers.clone(),
         };
         let waiting = |missing: &str| terminal::note(format_args!("waiting for {missing}"));
         let later = probe.wait(&client, self.start, waiting).await;

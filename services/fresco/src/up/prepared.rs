@@ -74,8 +74,10 @@ impl Prepared {
             gateway,
         };
         children.extend(fleet::services(args, site, &surroundings));
-        let is_missing =
-            |child: &&ChildSpec| child.layer != Layer::Broker && !child.program.is_file();
+        // The others are no programs of ours.
+        let is_missing = |child: &&ChildSpec| {
+            !matches!(child.layer, Layer::Broker | Layer::Server) && !child.program.is_file()
+        };
         if let Some(missing) = children.iter().find(is_missing) {
             let program = missing.program.display();
             let text = format!(

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use messaging::{Bus, ProvisionError};
-use protocol::{WorkerPresence, topology::Topology};
+use protocol::topology::Topology;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -11,6 +11,7 @@ use tokio::{
 
 use super::{
     roster::{self, Member},
+    servers::Up,
     supervisor::{Layer, StartRule},
 };
 
@@ -58,6 +59,8 @@ pub(crate) struct Probe {
     pub(crate) host: String,
     /// The services' processes.
     pub(crate) roster: watch::Receiver<Vec<Member>>,
+    /// Those of servers that are up.
+    pub(crate) servers: watch::Receiver<Up>,
 }
 
 impl Probe {
@@ -87,7 +90,16 @@ impl Probe {
     async fn look(&self, client: &reqwest::Client, rule: StartRule) -> Result<Vec<String>, String> {
         let alive = self.bus.workers().await;
         let alive = alive.map_err(|_| "the message broker".to_owned())?;
-        let later = started(&self.roster.borrow(), &alive, &self.host, rule)?;
+        let later = {
+            let up = self.servers.borrow();
+            let works = |member: &Member| {
+                member.process.is_some_and(|process| {
+                    up.get(&member.id) == Some(&process)
+                        || roster::works(&alive, &self.host, process)
+                })
+            };
+            started(&self.roster.borrow(), rule, works)?
+        };
         let Some(gateway) = self.gateway else {
             return Ok(later);
         };
@@ -100,36 +112,28 @@ impl Probe {
     }
 }
 
-/// Which of `members` on `host` do not work yet where enough of them do, by `rule`; where not, whom that waits for.
+/// Which of `members` do not work yet where enough of them do, by `rule`; where not, whom that waits for.
 fn started(
     members: &[Member],
-    alive: &[WorkerPresence],
-    host: &str,
     rule: StartRule,
+    works: impl Fn(&Member) -> bool,
 ) -> Result<Vec<String>, String> {
-    let works = |member: &&Member| {
-        let is_it = |worker: &&WorkerPresence| {
-            member
-                .process
-                .is_some_and(|process| roster::is(worker, host, process))
-        };
-        alive
-            .iter()
-            .find(is_it)
-            .is_some_and(|worker| worker.state.takes_work())
-    };
-    let workers = || members.iter().filter(|member| member.is_worker());
-    let missing: Vec<_> = workers().filter(|worker| !works(worker)).collect();
+    let (working, missing): (Vec<_>, Vec<_>) = members
+        .iter()
+        .filter(|member| member.layer.loads())
+        .partition(|member| works(member));
     let has_one = |layer| {
-        let mut alike = workers().filter(|worker| worker.layer == layer).peekable();
         // Who is on other machines is theirs to wait for.
-        alike.peek().is_none() || alike.any(|worker| works(&worker))
+        members.iter().all(|member| member.layer != layer)
+            || working.iter().any(|member| member.layer == layer)
     };
     let enough = match rule {
         StartRule::All => missing.is_empty(),
-        StartRule::OneOfEach => has_one(Layer::Sole) && has_one(Layer::Service),
+        StartRule::OneOfEach => [Layer::Server, Layer::Sole, Layer::Service]
+            .into_iter()
+            .all(has_one),
     };
-    let names: Vec<_> = missing.iter().map(|worker| worker.name.clone()).collect();
+    let names: Vec<_> = missing.iter().map(|member| member.name.clone()).collect();
     if enough {
         Ok(names)
     } else {
@@ -149,75 +153,52 @@ async fn reason(answer: reqwest::Response) -> String {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{Role, WorkerId, WorkerState};
-
     use super::*;
     use crate::up::supervisor::ChildId;
 
-    fn worker(process: u32, host: &str, state: WorkerState) -> WorkerPresence {
-        WorkerPresence {
-            worker: WorkerId::generate(Role::Denoiser),
-            role: Role::Denoiser,
-            state,
-            reason: None,
-            host: host.to_owned(),
-            process,
-            device: None,
-            model_revision: None,
-            health_address: None,
-            held: Vec::new(),
-            outputs_open: 0,
+    fn member(number: usize, layer: Layer) -> Member {
+        Member {
+            id: ChildId(number),
+            name: format!("m{number}"),
+            layer,
+            process: u32::try_from(number).ok(),
         }
     }
 
     #[test]
     fn a_fleet_has_started_when_all_work_or_one_of_each_does() {
-        let member = |number: usize, layer| Member {
-            id: ChildId(number),
-            name: format!("m{number}"),
-            layer,
-            process: u32::try_from(number).ok(),
-        };
-        let members = [
-            member(0, Layer::Front),
-            member(1, Layer::Sole),
-            member(2, Layer::Service),
-            member(3, Layer::Service),
-        ];
+        use Layer::{Front, Server, Service, Sole};
         let all = "all of it";
-        let painter = started(
-            &members[2..],
-            &[worker(3, "here", WorkerState::Idle)],
-            "here",
-            StartRule::OneOfEach,
-        );
-        assert_eq!(
-            painter,
-            Ok(vec!["m2".to_owned()]),
-            "the AR stage is elsewhere"
-        );
+        let plain: &[Layer] = &[Front, Sole, Service, Service];
+        // The AR stage is elsewhere.
+        let painter: &[Layer] = &[Front, Service, Service];
+        let served: &[Layer] = &[Front, Sole, Service, Server, Server];
         // Who works, and for whom a fleet waits that wants all, or one of each.
-        let table: [(&[u32], &str, &str); 5] = [
-            (&[], "m1, m2, m3", "m1, m2, m3"),
-            (&[2, 3], "m1", "m1"),
-            (&[1], "m2, m3", "m2, m3"),
-            (&[1, 3], "m2", all),
-            (&[1, 2, 3], all, all),
+        let table: [(&[Layer], &[usize], &str, &str); 11] = [
+            (plain, &[], "m1, m2, m3", "m1, m2, m3"),
+            (plain, &[2, 3], "m1", "m1"),
+            (plain, &[1], "m2, m3", "m2, m3"),
+            (plain, &[1, 3], "m2", all),
+            (plain, &[1, 2, 3], all, all),
+            (painter, &[], "m1, m2", "m1, m2"),
+            (painter, &[2], "m1", all),
+            (served, &[1, 2], "m3, m4", "m3, m4"),
+            (served, &[3, 4], "m1, m2", "m1, m2"),
+            (served, &[1, 2, 4], "m3", all),
+            (served, &[1, 2, 3, 4], all, all),
         ];
-        for (working, of_all, of_each) in table {
-            // The same numbers on another machine, where they are further.
-            let elsewhere = [1, 2, 3].map(|process| worker(process, "there", WorkerState::Idle));
-            let here = [1, 2, 3].map(|process| match working.contains(&process) {
-                true => worker(process, "here", WorkerState::Busy),
-                false => worker(process, "here", WorkerState::Loading),
-            });
-            let alive = [elsewhere, here].concat();
+        for (layers, working, of_all, of_each) in table {
+            let members: Vec<_> = (0..)
+                .zip(layers)
+                .map(|(number, layer)| member(number, *layer))
+                .collect();
             for (rule, waits_for) in [(StartRule::All, of_all), (StartRule::OneOfEach, of_each)] {
-                let found = started(&members, &alive, "here", rule);
+                let found = started(&members, rule, |member| working.contains(&member.id.0));
                 let waited = found.as_ref().map_or_else(String::as_str, |_| all);
-                assert_eq!(waited, waits_for, "{working:?} {rule:?}");
+                assert_eq!(waited, waits_for, "{layers:?} {working:?} {rule:?}");
                 if let Ok(later) = found {
-                    assert_eq!(later.len(), 3 - working.len(), "{working:?} {rule:?}");
+                    let late = layers.len() - 1 - working.len();
+                    assert_eq!(later.len(), late, "{layers:?} {working:?} {rule:?}");
                 }
             }
         }

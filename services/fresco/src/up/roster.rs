@@ -1,4 +1,4 @@
-//! The services' processes as they come and go: written from the supervisor's reports, read by whoever looks after
+//! The processes of servers and services as they come and go: written from the supervisor's reports, read by whoever looks after
 //! them from outside.
 
 use protocol::WorkerPresence;
@@ -8,7 +8,7 @@ use super::{
     supervisor::{ChildId, Layer},
 };
 
-/// A service and, while it runs, its process.
+/// A server or service and, while it runs, its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     /// For the supervisor.
@@ -21,19 +21,27 @@ pub(crate) struct Member {
     pub(crate) process: Option<u32>,
 }
 
-impl Member {
-    /// Whether its presence tells of it; otherwise it is the gateway.
-    pub(crate) fn is_worker(&self) -> bool {
-        self.layer.loads()
-    }
-}
-
 /// Whether `worker` is `process` on `host`: other machines have processes of the same number.
 pub(crate) fn is(worker: &WorkerPresence, host: &str, process: u32) -> bool {
     worker.process == process && worker.host == host
 }
 
-/// The services among `children`.
+/// Whether `process` on `host` is among `workers` as one that takes work.
+pub(crate) fn works(workers: &[WorkerPresence], host: &str, process: u32) -> bool {
+    let is_it = |worker: &&WorkerPresence| is(worker, host, process);
+    workers
+        .iter()
+        .find(is_it)
+        .is_some_and(|worker| worker.state.takes_work())
+}
+
+/// Who is called `name`, and its process, while it runs.
+pub(crate) fn running(members: &[Member], name: &str) -> Option<(ChildId, u32)> {
+    let member = members.iter().find(|member| member.name == name)?;
+    Some((member.id, member.process?))
+}
+
+/// All of `children` but the broker.
 pub(crate) fn of(children: &[ChildSpec]) -> Vec<Member> {
     let services = children.iter().enumerate();
     let services = services.filter(|(_, child)| child.layer != Layer::Broker);
@@ -59,12 +67,51 @@ pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Opti
     }
 }
 
+/// A worker as the broker lists it.
+#[cfg(test)]
+pub(crate) fn listed(process: u32, host: &str, state: protocol::WorkerState) -> WorkerPresence {
+    WorkerPresence {
+        worker: protocol::WorkerId::generate(protocol::Role::Denoiser),
+        role: protocol::Role::Denoiser,
+        state,
+        reason: None,
+        host: host.to_owned(),
+        process,
+        device: None,
+        model_revision: None,
+        health_address: None,
+        held: Vec::new(),
+        outputs_open: 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use protocol::WorkerState;
+
     use super::*;
     use crate::up::{fleet::GATEWAY, supervisor::Exit};
+
+    #[test]
+    fn a_worker_is_known_by_its_process_and_its_host() {
+        // The same number on another machine, which is further.
+        let there = || listed(1, "there", WorkerState::Idle);
+        let table = [
+            (vec![], false),
+            (vec![there()], false),
+            (
+                vec![there(), listed(1, "here", WorkerState::Loading)],
+                false,
+            ),
+            (vec![there(), listed(2, "here", WorkerState::Idle)], false),
+            (vec![there(), listed(1, "here", WorkerState::Busy)], true),
+        ];
+        for (listed, working) in table {
+            assert_eq!(works(&listed, "here", 1), working, "{listed:?}");
+        }
+    }
 
     #[test]
     fn an_end_tells_the_process_that_ended() {
@@ -80,11 +127,8 @@ mod tests {
             child(GATEWAY, Layer::Front),
             child("denoiser-0", Layer::Service),
         ]);
-        let kinds: Vec<_> = members
-            .iter()
-            .map(|member| (member.id.0, member.is_worker()))
-            .collect();
-        assert_eq!(kinds, [(1, false), (2, true)]);
+        let ids: Vec<_> = members.iter().map(|member| member.id.0).collect();
+        assert_eq!(ids, [1, 2]);
         let died = || Report::Died(Exit::Signal(9), Duration::ZERO, None);
         let table = [
             (2, Report::Started(70), None),

@@ -2,6 +2,7 @@
 //! the broker, how they start and stop.
 
 use std::{
+    ffi::OsString,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
 };
@@ -43,6 +44,16 @@ impl Pinned {
     }
 }
 
+/// An SRT server that we start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) pinned: Pinned,
+    /// Where it listens, without a slash at the end.
+    pub(crate) url: String,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<OsString>,
+}
+
 /// A gateway, beside the flags of `fresco up`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GatewaySite {
@@ -55,6 +66,7 @@ pub(crate) struct GatewaySite {
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
     pub(crate) gateway: Option<GatewaySite>,
+    pub(crate) servers: Vec<Server>,
     pub(crate) ar_batcher: Option<Pinned>,
     pub(crate) denoisers: Vec<Pinned>,
     /// Folder with a credential for each role.
@@ -71,6 +83,7 @@ impl Site {
         let denoiser = |number| Pinned::nowhere(format!("denoiser-{number}"));
         Self {
             gateway: Some(GatewaySite::default()),
+            servers: Vec::new(),
             ar_batcher: Some(Pinned::nowhere(AR_BATCHER.to_owned())),
             denoisers: (0..denoisers).map(denoiser).collect(),
             credentials: None,

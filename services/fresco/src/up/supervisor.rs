@@ -3,10 +3,10 @@
 //!
 //! The order is the point. Start: the broker, then (once it holds the streams) all services, of the workers so many at
 //! once as [`Limits`] lets load their models: a machine that reads sixteen checkpoints at a time reads none. Stop: whoever
-//! takes requests, while the workers go on with what it has let in, for as long as [`Limits`] says; the other services,
-//! which still need the broker to give back what they hold; then the broker. Each has a last instant after which it is
-//! killed, so that the whole tree is gone within the drain and [`STOP_MAX`], but for what the kernel does not let go. What cannot work
-//! (exit code 2) before the fleet has started ends everything, or not, by its [`StartRule`].
+//! takes requests, while the workers go on with what it has let in, for as long as [`Limits`] says; the workers, which still
+//! need the broker to give back what they hold; then the broker, and the servers that workers called. Each has a last
+//! instant after which it is killed, so that the whole tree is gone within the drain and [`STOP_MAX`], but for what the kernel
+//! does not let go. What cannot work (exit code 2) before the fleet has started ends everything, or not, by its [`StartRule`].
 
 mod starting;
 mod stopping;
@@ -33,6 +33,8 @@ pub struct ChildId(pub usize);
 pub enum Layer {
     /// The message broker: starts first, stops last.
     Broker,
+    /// Somebody else's program that a worker calls: loads as workers do, knows no broker, and stops when they have.
+    Server,
     /// Needs the broker and takes requests in: stops before those who work on them.
     Front,
     /// Needs the broker, and loads something before it works; nobody else does what it does.
@@ -42,9 +44,18 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// Whether it is a worker.
+    /// Whether it loads a model before it works.
     pub(crate) fn loads(self) -> bool {
+        self == Self::Server || self.is_worker()
+    }
+
+    fn is_worker(self) -> bool {
         matches!(self, Self::Sole | Self::Service)
+    }
+
+    /// Whether others need it until they have ended. It holds nothing, and ends as it likes when told.
+    fn is_needed(self) -> bool {
+        matches!(self, Self::Broker | Self::Server)
     }
 }
 
@@ -286,8 +297,8 @@ impl Supervisor {
         };
         child.life = Life::Ended;
         if !kept {
-            // Who ends as it was told has given back what it held; a broker holds nothing, and ends with 1 when told.
-            if child.layer != Layer::Broker && exit != Exit::Code(0) {
+            // Who ends as it was told has given back what it held. A broker ends with 1 when told.
+            if !child.layer.is_needed() && exit != Exit::Code(0) {
                 actions.push(Action::ReportEnd(id, exit));
             }
             return;

@@ -76,15 +76,19 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let names: Vec<_> = children.iter().map(|child| file(&child.name)).collect();
     let mut units = vec![("fresco.target".to_owned(), target(&names))];
     let texts = children.iter().map(|child| {
-        // Units stop in the inverse order: who takes requests before those who work on them, the broker last.
+        // Units stop in the inverse order: who takes requests before those who work on them, who calls a server before that,
+        // the broker last.
         let mut after = vec![
             "network-online.target".to_owned(),
             "nats-server.service".to_owned(),
         ];
-        if child.layer == Layer::Front {
-            let others = children.iter().filter(|other| other.layer != Layer::Front);
-            after.extend(others.map(|other| file(&other.name)));
-        }
+        let needs = |other: &&ChildSpec| match child.layer {
+            Layer::Front => other.layer != Layer::Front,
+            Layer::Sole => other.layer == Layer::Server,
+            Layer::Broker | Layer::Server | Layer::Service => false,
+        };
+        let needed = children.iter().filter(needs);
+        after.extend(needed.map(|other| file(&other.name)));
         (file(&child.name), unit(child, &after, args, site))
     });
     units.extend(texts);
@@ -147,14 +151,13 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     line("LimitNOFILE", "65536");
     // For what all of them take from there: the collector of traces, what to log.
     line("EnvironmentFile", "-/etc/fresco/fresco.env");
-    if let Some(folder) = &args.libtorch {
-        line(
-            "Environment",
-            &quoted(&format!("LD_LIBRARY_PATH={}", folder.display())),
-        );
-    }
-    for (name, value) in &child.environment {
+    for (name, value) in environment(child, args) {
         line("Environment", &quoted(&format!("{name}={value}")));
+    }
+    if child.layer == Layer::Server {
+        // It compiles kernels and keeps them in its home folder, of which units see none.
+        line("CacheDirectory", &format!("fresco-{}", child.name));
+        line("Environment", &format!("HOME=%C/fresco-{}", child.name));
     }
     for (key, value) in credential_lines(child, site) {
         line(key, &value);
@@ -183,6 +186,18 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     line("ProtectSystem", "strict");
     text.push_str("\n[Install]\nWantedBy=fresco.target\n");
     text
+}
+
+/// Its devices, and where it finds libtorch: not somebody else's program, which has a torch of its own.
+fn environment(child: &ChildSpec, args: &FleetSystemdArgs) -> Vec<(String, String)> {
+    let libtorch = args.libtorch.as_ref();
+    let libtorch = libtorch.filter(|_| child.layer != Layer::Server);
+    let libtorch = libtorch.map(|folder| {
+        let folder = folder.display().to_string();
+        ("LD_LIBRARY_PATH".to_owned(), folder)
+    });
+    let devices = child.environment.iter().cloned();
+    libtorch.into_iter().chain(devices).collect()
 }
 
 fn command(child: &ChildSpec, site: &Site) -> String {
@@ -300,6 +315,12 @@ mod tests {
         units(&args, &up, &site)
     }
 
+    fn line<'a>(unit: &'a str, key: &str) -> &'a str {
+        let mut lines = unit.lines();
+        let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        found.unwrap_or_default()
+    }
+
     const FLEET: &str = r#"
 engine = "native"
 model = "/m"
@@ -340,11 +361,7 @@ drain_s = 40
                 .1
                 .contains(&format!("Wants={}\n", services.join(" ")))
         );
-        let line = |unit: usize, key: &str| {
-            let lines = units[unit].1.lines();
-            let mut found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-            found.next().unwrap_or_default().to_owned()
-        };
+        let line = |unit: usize, key: &str| line(&units[unit].1, key);
         assert_eq!(line(4, "Environment"), "LD_LIBRARY_PATH=/opt/libtorch/lib");
         assert!(
             units[4]
@@ -370,10 +387,7 @@ drain_s = 40
         );
         assert!(line(1, "ExecStart").contains("--grace-s 54 --listen 0.0.0.0:8080 --health-listen 127.0.0.1:8081 --public-url https://h"));
         assert_eq!(
-            (
-                line(1, "TimeoutStopSec").as_str(),
-                line(2, "TimeoutStopSec").as_str()
-            ),
+            (line(1, "TimeoutStopSec"), line(2, "TimeoutStopSec")),
             ("57s", "6s")
         );
         assert!(
@@ -461,6 +475,37 @@ drain_s = 40
             "fresco-watch.service",
         ];
         assert_eq!(names, wanted);
+    }
+
+    #[test]
+    fn an_srt_server_is_a_unit_that_stops_after_the_batcher_and_has_its_own_torch() {
+        let server = "[ar]\nsrt_urls = [\"http://127.0.0.1:30020\"]\n\
+                      [ar.server]\ncommand = [\"/opt/srt\", \"--port\", \"{port}\", \"--model\", \"{model}/ar\"]\n";
+        let fleet = FLEET.replace("[ar]\n", server).replace("native", "srt");
+        let fleet = fleet.replace("devices = [0]", "");
+        let units = rendered(&fleet.replace("[ar]\n", "[ar]\ndevices = [0, 3]\n"));
+        let unit = |name: &str| {
+            let found = units.iter().find(|(unit, _)| unit == name);
+            found.map(|(_, text)| text.as_str()).expect("it is there")
+        };
+        let srt = unit("fresco-srt-0.service");
+        assert_eq!(
+            line(srt, "ExecStart"),
+            "/opt/srt --port 30020 --model /m/ar"
+        );
+        assert!(
+            srt.contains("\nEnvironment=CUDA_VISIBLE_DEVICES=0,3\n"),
+            "{srt}"
+        );
+        assert!(!srt.contains("LD_LIBRARY_PATH"), "{srt}");
+        assert!(
+            srt.contains("\nEnvironment=HOME=%C/fresco-srt-0\n"),
+            "{srt}"
+        );
+        let after = |name: &str| line(unit(name), "After").contains("fresco-srt-0.service");
+        assert!(after("fresco-ar-batcher.service") && after("fresco-gateway.service"));
+        assert!(!after("fresco-denoiser-1.service") && !after("fresco-srt-0.service"));
+        assert!(line(unit("fresco.target"), "Wants").contains("fresco-srt-0.service"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use protocol::limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX};
 use service::address::PublicUrl;
 
-use super::{Broker, DENOISERS_MAX, EngineName, FleetFile, probes};
+use super::{Broker, DENOISERS_MAX, EngineName, FleetFile, probes, server};
 
 /// What cannot work, by the name it has in the file.
 pub(super) fn check(file: &FleetFile) -> Result<(), String> {
@@ -29,6 +29,9 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     }
     check_tables(file)?;
     check_devices(file)?;
+    if let Some(ar) = &file.ar {
+        server::check(ar)?;
+    }
     check_addresses(file)?;
     probes::check(file)?;
     if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {

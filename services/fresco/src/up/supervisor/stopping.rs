@@ -29,7 +29,7 @@ pub(super) struct Stopping {
     services_kill_at: Option<Instant>,
     kill_at: Option<Instant>,
     leave_at: Option<Instant>,
-    broker_terminated: bool,
+    needed_terminated: bool,
 }
 
 impl Stopping {
@@ -86,7 +86,7 @@ impl Supervisor {
             services_kill_at: None,
             kill_at: None,
             leave_at: None,
-            broker_terminated: false,
+            needed_terminated: false,
         });
         let fronts = self.children.iter_mut().enumerate();
         for (index, front) in fronts.filter(|(_, child)| child.layer == Layer::Front) {
@@ -108,12 +108,12 @@ impl Supervisor {
         ids.map(|(index, _)| ChildId(index)).collect()
     }
 
-    /// What a stop has come to: lets the workers go when nobody waits for them, kills what is late, lets the broker go when
-    /// nobody needs it, ends when all are gone.
+    /// What a stop has come to: lets the workers go when nobody waits for them, kills what is late, lets go of whom they need
+    /// when none is left, ends when all are gone.
     pub(super) fn advance_stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let fronts = self.running(|layer| layer == Layer::Front);
-        let workers = self.running(Layer::loads);
-        let broker = self.running(|layer| layer == Layer::Broker);
+        let workers = self.running(Layer::is_worker);
+        let needed = self.running(Layer::is_needed);
         let Phase::Stopping(stopping) = &mut self.phase else {
             return;
         };
@@ -137,15 +137,15 @@ impl Supervisor {
         if services_late && stopping.services_kill_at.take().is_some() {
             actions.extend(services.iter().copied().map(Action::Kill));
         }
-        if (services.is_empty() || services_late) && !stopping.broker_terminated {
-            stopping.broker_terminated = true;
-            actions.extend(broker.iter().copied().map(Action::Terminate));
+        if (services.is_empty() || services_late) && !stopping.needed_terminated {
+            stopping.needed_terminated = true;
+            actions.extend(needed.iter().copied().map(Action::Terminate));
         }
         if stopping.kill_at.take_if(|at| *at <= now).is_some() {
             stopping.leave_at = Some(now + LEAVE_AFTER);
-            actions.extend(broker.iter().copied().map(Action::Kill));
+            actions.extend(needed.iter().copied().map(Action::Kill));
         }
-        let left = [services, broker].concat();
+        let left = [services, needed].concat();
         if left.is_empty() || stopping.leave_at.is_some_and(|at| at <= now) {
             actions.extend(left.into_iter().map(Action::ReportLeft));
             actions.push(Action::Finish(stopping.ending));

@@ -144,6 +144,31 @@ fn a_load_that_hangs_is_ended_once_and_started_again() {
     assert_eq!(fleet.next_timer_millis(), None, "nobody loads");
 }
 
+#[test]
+fn a_server_has_a_place_of_those_who_load_until_it_is_up() {
+    let layers = [Layer::Server, Layer::Sole, Layer::Service, Layer::Service];
+    let limits = Limits {
+        loading_max: 2,
+        loading_time_max: Duration::from_secs(60),
+        start: StartRule::OneOfEach,
+        ..Limits::default()
+    };
+    let mut fleet = Fleet {
+        supervisor: Supervisor::new(layers, limits),
+        started_at: Instant::now(),
+    };
+    let first = [0, 1].map(|id| Action::Start(ChildId(id)));
+    assert_eq!(fleet.at(0, Event::BrokerReady), first);
+    let second = [Action::Start(ChildId(2))];
+    assert_eq!(fleet.at(1_000, Event::Loaded(ChildId(1))), second);
+    let third = [Action::Start(ChildId(3))];
+    assert_eq!(fleet.at(9_000, Event::Loaded(ChildId(0))), third);
+    // The only one, and it cannot work.
+    let exit = Exit::Code(2);
+    let actions = fleet.at(9_001, Event::Exited(ChildId(0), exit));
+    assert_eq!(actions[0], Action::ReportGivingUp(ChildId(0), exit));
+}
+
 /// What a service is asked to do that cannot work, in a fleet that is content with one of each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Verdict {

@@ -228,3 +228,48 @@ fn who_outlives_its_kill_is_named_and_left() {
     assert_eq!(fleet.at(6_500, Event::Timer), left);
     assert_eq!(fleet.next_timer_millis(), None);
 }
+
+#[test]
+fn a_server_that_workers_call_stops_after_them_and_is_started_again_until_then() {
+    let layers = [Layer::Front, Layer::Sole, Layer::Server];
+    let (batcher, server) = (ChildId(1), ChildId(2));
+    let limits = Limits {
+        drain: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let mut fleet = Fleet {
+        supervisor: Supervisor::new(layers, limits),
+        started_at: Instant::now(),
+    };
+    fleet.at(0, Event::BrokerReady);
+    fleet.at(0, Event::FleetReady);
+    let stop = Event::Stop(Ending::Asked);
+    let table = [
+        (1_000, stop, vec![Action::Terminate(ChildId(0))]),
+        (
+            1_100,
+            Event::Exited(server, KILLED),
+            vec![Action::ReportDeath(server, KILLED, BACKOFF_MIN)],
+        ),
+        (1_300, Event::Timer, vec![Action::Start(server)]),
+        (
+            9_000,
+            Event::Exited(ChildId(0), Exit::Code(0)),
+            vec![Action::Terminate(batcher)],
+        ),
+        (
+            9_100,
+            Event::Exited(batcher, Exit::Code(0)),
+            vec![Action::Terminate(server)],
+        ),
+        // However it ends: it held nothing.
+        (
+            9_200,
+            Event::Exited(server, Exit::Signal(15)),
+            vec![Action::Finish(Ending::Asked)],
+        ),
+    ];
+    for (millis, event, wanted) in table {
+        assert_eq!(fleet.at(millis, event), wanted, "{millis}");
+    }
+}
