@@ -122,12 +122,16 @@ fn started(
         .iter()
         .filter(|member| member.layer.loads())
         .partition(|member| works(member));
-    let has_one = |layer| working.iter().any(|member| member.layer == layer);
+    let has_one = |layer| {
+        // Who is on other machines is theirs to wait for.
+        members.iter().all(|member| member.layer != layer)
+            || working.iter().any(|member| member.layer == layer)
+    };
     let enough = match rule {
         StartRule::All => missing.is_empty(),
         StartRule::OneOfEach => [Layer::Server, Layer::Sole, Layer::Service]
             .into_iter()
-            .all(|layer| has_one(layer) || members.iter().all(|member| member.layer != layer)),
+            .all(has_one),
     };
     let names: Vec<_> = missing.iter().map(|member| member.name.clone()).collect();
     if enough {
@@ -166,21 +170,22 @@ mod tests {
         use Layer::{Front, Server, Service, Sole};
         let all = "all of it";
         let plain: &[Layer] = &[Front, Sole, Service, Service];
-        let served: &[Layer] = &[Front, Sole, Service, Server, Server];
         // The AR stage is elsewhere.
         let painter: &[Layer] = &[Front, Service, Service];
+        let served: &[Layer] = &[Front, Sole, Service, Server, Server];
         // Who works, and for whom a fleet waits that wants all, or one of each.
-        let table: [(&[Layer], &[usize], &str, &str); 10] = [
+        let table: [(&[Layer], &[usize], &str, &str); 11] = [
             (plain, &[], "m1, m2, m3", "m1, m2, m3"),
             (plain, &[2, 3], "m1", "m1"),
             (plain, &[1], "m2, m3", "m2, m3"),
             (plain, &[1, 3], "m2", all),
             (plain, &[1, 2, 3], all, all),
+            (painter, &[], "m1, m2", "m1, m2"),
+            (painter, &[2], "m1", all),
             (served, &[1, 2], "m3, m4", "m3, m4"),
             (served, &[3, 4], "m1, m2", "m1, m2"),
             (served, &[1, 2, 4], "m3", all),
             (served, &[1, 2, 3, 4], all, all),
-            (painter, &[2], "m1", all),
         ];
         for (layers, working, of_all, of_each) in table {
             let members: Vec<_> = (0..)

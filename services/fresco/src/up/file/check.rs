@@ -29,10 +29,8 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     }
     check_tables(file)?;
     check_devices(file)?;
-    if let Some(ar) = &file.ar
-        && let Some(server) = &ar.server
-    {
-        server::check(server, ar)?;
+    if let Some(ar) = &file.ar {
+        server::check(ar)?;
     }
     check_addresses(file)?;
     probes::check(file)?;

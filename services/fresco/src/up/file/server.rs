@@ -23,7 +23,10 @@ pub(super) struct ArServer {
 }
 
 /// What cannot work, by the name it has in the file.
-pub(super) fn check(server: &ArServer, ar: &Ar) -> Result<(), String> {
+pub(super) fn check(ar: &Ar) -> Result<(), String> {
+    let Some(server) = &ar.server else {
+        return Ok(());
+    };
     if ar.srt_urls.is_empty() {
         return Err("`ar.server` goes with engine = \"srt\"".to_owned());
     }
@@ -58,10 +61,11 @@ pub(super) fn check(server: &ArServer, ar: &Ar) -> Result<(), String> {
 
 /// The servers of a file that was checked, which is in `folder`.
 pub(super) fn servers(file: &FleetFile, folder: &Path) -> Vec<Server> {
-    let Some(ar) = &file.ar else {
-        return Vec::new();
-    };
-    let Some(ArServer { command }) = &ar.server else {
+    let Some((ar, ArServer { command })) = file
+        .ar
+        .as_ref()
+        .and_then(|ar| Some((ar, ar.server.as_ref()?)))
+    else {
         return Vec::new();
     };
     let model = file.model.as_deref().unwrap_or(Path::new(""));
