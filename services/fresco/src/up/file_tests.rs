@@ -272,7 +272,7 @@ fn a_server_that_cannot_be_started_where_it_is_called_is_refused() {
         ("127.0.0.1:30021", "10.0.0.1:30021", "ar.srt_urls"),
         ("[0, 1, 6, 7]", "[0, 1, 6]", "ar.devices"),
         ("[0, 1, 6, 7]", "[]", "ar.devices"),
-        ("command", "program", "`command`"),
+        ("command", "program", "line 13, column 1: unknown field"),
         ("engine = \"srt\"", "engine = \"native\"", "ar."),
     ];
     for (right, wrong, name) in table {
