@@ -150,7 +150,7 @@ impl Site {
                 1 => ACK_WAIT,
                 _ => ACK_WAIT_OF_CLUSTER,
             },
-            replicas: u8::try_from(self.brokers.len()).expect("1 or 3"),
+            replicas: Some(u8::try_from(self.brokers.len()).expect("1 or 3")),
             ..TopologyOptions::default()
         }
     }
@@ -179,9 +179,9 @@ impl Site {
         let gateway = ["--listen", &listen, "--job-timeout-s", JOB_TIMEOUT_S];
         let replay = ["--engine", "replay", "--times", &times];
         let system: Vec<_> = self.brokers.iter().map(Broker::system_url).collect();
-        let (system, options) = (system.join(","), self.options());
-        let [ack_wait, replicas] =
-            [options.ack_wait.as_secs(), options.replicas.into()].map(|number| number.to_string());
+        let system = system.join(",");
+        let ack_wait = self.options().ack_wait.as_secs().to_string();
+        let replicas = self.brokers.len().to_string();
         let watch = ["watch", "--system-url", &system, "--ack-wait-s", &ack_wait];
         let watch = [&watch[..], &["--replicas", &replicas]].concat();
         let others = [

@@ -192,18 +192,6 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     text
 }
 
-/// Its devices, and where it finds libtorch: not somebody else's program, which has a torch of its own.
-fn environment(child: &ChildSpec, args: &FleetSystemdArgs) -> Vec<(String, String)> {
-    let libtorch = args.libtorch.as_ref();
-    let libtorch = libtorch.filter(|_| child.layer != Layer::Server);
-    let libtorch = libtorch.map(|folder| {
-        let folder = folder.display().to_string();
-        ("LD_LIBRARY_PATH".to_owned(), folder)
-    });
-    let devices = child.environment.iter().cloned();
-    libtorch.into_iter().chain(devices).collect()
-}
-
 fn command(child: &ChildSpec, site: &Site) -> String {
     let argument = |argument: &OsString| match credential(argument, site) {
         Some(name) => format!("${{CREDENTIALS_DIRECTORY}}/{name}"),
