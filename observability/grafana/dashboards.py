@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from panels import (dashboard, heatmap, logql, mean, panel, per_minute, quantiles, query, stacked, tenant_variable,
+from panels import (dashboard, heatmap, link, logql, mean, panel, per_minute, quantiles, query, stacked, tenant_variable,
                     text_variable, traceql, variable)
 
 FOLDER = Path(__file__).resolve().with_name("dashboards")
@@ -287,10 +287,14 @@ def tracing():
               "short", traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
                                " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
-        panel("Slow jobs", "Whole jobs, from the gateway that followed them.", "short",
+        # Rows of spans, for no override reaches a table within a table.
+        panel("Slow jobs", "Whole jobs, from the gateway that followed them. An id opens the job at the gateway above; where "
+              "tenants are told apart that answers to who brings a key.", "short",
               traceql('{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer }'
-                      " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"),
-              kind="table", width=12),
+                      " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)",
+                      tableType="spans"),
+              kind="table", width=12,
+              overrides=[link("fresco.job.id", "The job", "${gateway:raw}/v1/images/jobs/${__value.raw}")]),
         panel("Failures", "Traces with spans that are errors, with what went wrong. A cancelled job is none.", "short",
               traceql(of_tenant + " && { status = error } | select(span.fresco.job.id, span.fresco.tenant, span.error.type,"
                       " resource.service.instance.id)"),
@@ -353,6 +357,7 @@ def tracing():
     ]
     variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), variable("loki", "loki", "Loki"),
                  text_variable("namespace", "Namespace", ".+"), tenant_variable(), text_variable("job", "Job", ".*"),
+                 text_variable("gateway", "Gateway", "http://127.0.0.1:8080"),
                  text_variable("longer", "Longer than", "1s"), text_variable("trace", "Trace", "")]
     return dashboard("fresco-tracing", "Fresco / Tracing", "From a slow picture to the span that made it slow.",
                      [("Find", find), ("One trace", one), ("Graph", graph), ("Spans", red)], variables)

@@ -80,13 +80,19 @@ def panel(title, description, unit, targets, *, kind="timeseries", must=False, w
         "description": description,
         "datasource": targets[0]["datasource"] if targets else PROMETHEUS,
         "targets": targets,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "fieldConfig": {"defaults": defaults, "overrides": more.pop("overrides", [])},
         "options": more.pop("options", {}),
         "must": must,
         "width": width,
         "height": height,
         **more,
     }
+
+
+def link(column, title, url):
+    """What a click on a value of this column opens."""
+    return {"matcher": {"id": "byName", "options": column},
+            "properties": [{"id": "links", "value": [{"title": title, "url": url, "targetBlank": True}]}]}
 
 
 def stacked(*arguments, **more):

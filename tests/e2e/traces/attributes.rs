@@ -4,22 +4,22 @@
 use std::collections::BTreeSet;
 
 use integration::{
+    TINY_CODEBOOK_SIZE,
+    dashboards::dashboards,
     fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
+    http,
     otlp::{Captured, Collector, Tree, value as raw},
     srt::{FakeSrt, Fault, Rule, Setup},
 };
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Raw;
 use protocol::{
-    PriorityClass, Role,
+    PriorityClass, Role, Tenant,
     trace::{attribute, span, value},
 };
 use replay::Times;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{QUICK, SAMPLED, SERVER, TRACE, exporting, fox, generate_in, tree_of};
-
-/// Of the tiny checkpoint.
-const CODEBOOK_SIZE: u32 = 512;
 
 /// What an attribute is held to.
 enum Is {
@@ -38,9 +38,8 @@ fn text(text: impl Into<String>) -> Is {
 
 /// A fleet with an SRT server before which somebody needs a password, and whose first call fails.
 async fn guarded(collector: &Collector) -> (FakeSrt, Fleet) {
-    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), CODEBOOK_SIZE);
-    let server = FakeSrt::start(([127, 0, 0, 1], 0).into(), setup).await;
-    let server = server.unwrap();
+    let setup = Setup::new(Times::new(QUICK, 1.0).unwrap(), TINY_CODEBOOK_SIZE);
+    let server = FakeSrt::start_anywhere(setup).await.unwrap();
     server.script(&[Rule {
         seed: None,
         times: Some(1),
@@ -95,7 +94,31 @@ async fn a_span_carries_what_the_conventions_require_of_its_kind() {
         assert_eq!(place(from), place(to));
     }
     assert_calls(&tree, server.address().port());
+    let of_job = tree.only(span::JOB).text(attribute::JOB_ID).unwrap();
+    let page = http::get(&page(&fleet.gateway, of_job)).await;
+    assert_eq!((page.status.as_u16(), page.id()), (200, job));
     assert_no_secret(&collector.spans());
+}
+
+/// What a click on a job's id opens, in the table whose rows are spans of jobs: a table within a table has no links.
+fn page(gateway: &str, job: &str) -> String {
+    let tracing = dashboards().into_iter().find(|d| d.file == "tracing.json");
+    let panels = tracing.unwrap().panels().into_iter();
+    let mut links = panels.flat_map(|panel| {
+        let target = &panel.json["targets"][0];
+        let selected = format!("span.{}", attribute::JOB_ID);
+        let query = target["query"].as_str().unwrap_or_default();
+        let is_of_jobs = target["tableType"] == "spans" && query.contains(&selected);
+        let overrides = panel.json["fieldConfig"]["overrides"].as_array().cloned();
+        // A column is called as its attribute, without the scope.
+        let wanted = json!({ "id": "byName", "options": attribute::JOB_ID });
+        let of_id = overrides.unwrap().into_iter();
+        let of_id = of_id.filter(move |column| is_of_jobs && column["matcher"] == wanted);
+        of_id.map(|column| column["properties"][0]["value"][0]["url"].clone())
+    });
+    let link = links.next().expect("a table of jobs leads to them");
+    let link = link.as_str().unwrap().replace("${gateway:raw}", gateway);
+    link.replace("${__value.raw}", job)
 }
 
 fn of_request(job: &str) -> Wanted {
@@ -106,6 +129,7 @@ fn of_request(job: &str) -> Wanted {
         (attribute::URL_PATH, text("/v1/images/generations")),
         (attribute::URL_SCHEME, text(value::HTTP)),
         (attribute::JOB_ID, text(job)),
+        (attribute::TENANT, text(Tenant::NONE)),
     ]
 }
 
@@ -127,6 +151,7 @@ fn of_job(job: &str, usage: &Value) -> Wanted {
         ),
         (attribute::JOB_ID, text(job)),
         (attribute::STEPS, Is::Number(2)),
+        (attribute::TENANT, text(Tenant::NONE)),
     ]
 }
 
