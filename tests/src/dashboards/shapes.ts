@@ -37,10 +37,17 @@ type But<T, Changed> = Omit<T, keyof Changed> & Changed;
 
 type Nothing = Record<string, never>;
 
+// What the package leaves open, as far as we have it: links of a column.
+type Override = {
+  matcher: { id: 'byName'; options: string };
+  properties: Array<{ id: 'links'; value: Array<{ title: string; url: string; targetBlank?: boolean }> }>;
+};
+
 type Panel<Options, Custom = Nothing> = But<Omit<Written<grafana.Panel>, 'targets'>, {
   options: Filled<Written<Options>>;
   fieldConfig: But<Written<grafana.FieldConfigSource>, {
     defaults: But<Written<grafana.FieldConfig>, { custom?: Filled<Written<Custom>> }>;
+    overrides: Override[];
   }>;
 }>;
 
