@@ -10,16 +10,26 @@ shift
 mkdir -p "$folder"
 cd "$folder"
 
+# Of a server: it is called again before that, and each server gets its new one while the others run.
 DAYS=825
+# Of the authority: with it every certificate ends, also one that was made yesterday, and a new one is an outage or a week of
+# carrying two about. So it outlives a few of them.
+AUTHORITY_DAYS=3650
 key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1"; }
 
 if [ ! -e ca.key ]; then
     key ca.key
-    openssl req -x509 -new -key ca.key -sha256 -days "$DAYS" -subj "/CN=Fresco servers" -out ca.pem
+    openssl req -x509 -new -key ca.key -sha256 -days "$AUTHORITY_DAYS" -subj "/CN=Fresco servers" -out ca.pem
 fi
+openssl x509 -in ca.pem -noout -checkend $((DAYS * 86400)) >/dev/null || {
+    echo "the authority in $folder ends within $DAYS days, before what it would sign: make a new one in another folder," \
+        "give its ca.pem and the old one, one behind the other, to everybody as ca.pem, and then sign with it" >&2
+    exit 1
+}
 names=
 for name in "$@"; do
     case $name in
+        *:*) kind=IP ;;
         *[!0-9.]*) kind=DNS ;;
         *) kind=IP ;;
     esac

@@ -6,6 +6,7 @@ mod common;
 #[path = "../common/secured.rs"]
 mod secured;
 
+mod certificates;
 mod inspect;
 mod lives;
 mod measures;

@@ -10,21 +10,22 @@ use std::{
     fs,
     net::Ipv4Addr,
     path::{Path, PathBuf},
+    process::{Command, Output},
 };
 
 use messaging::{Access, UserKey};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use crate::common::{Broker, Launch, free_port};
 
 /// Roles as `roles.conf` names their keys.
-pub const ROLES: [&str; 6] = [
+pub const ROLES: [&str; 7] = [
     "gateway",
     "ar-batcher",
     "denoiser",
     "operator",
     "watcher",
+    "admin",
     "system",
 ];
 
@@ -86,7 +87,7 @@ impl Secrets {
     }
 
     /// Node `node` of `cluster/node.conf`, for clients at `port` and for the others at `routes[node]`.
-    fn node(&self, node: usize, port: u16, routes: &[u16]) -> Broker {
+    pub fn node(&self, node: usize, port: u16, routes: &[u16]) -> Broker {
         let at = |port: u16| format!("127.0.0.1:{port}");
         let mut environment = vec![
             ("FRESCO_NATS_NAME".to_owned(), format!("n{node}")),
@@ -159,21 +160,19 @@ fn write_keys(folder: &Path, roles: &[&str]) {
     fs::write(folder.join("keys.conf"), config).expect("a writable folder");
 }
 
-/// An authority, and one certificate for every server of this machine.
+/// An authority, and one certificate for every server of this machine: by the script that operators run.
 fn write_certificates(folder: &Path) {
-    let write = |name: &str, text: String| {
-        fs::write(folder.join(name), text).expect("a writable folder");
-    };
-    let key = KeyPair::generate().expect("a key pair");
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let certificate = authority.self_signed(&key).expect("an authority");
-    write("ca.pem", certificate.pem());
-    let issuer = Issuer::new(authority, key);
-    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let server = CertificateParams::new(names).expect("names of this machine");
-    let key = KeyPair::generate().expect("a key pair");
-    let certificate = server.signed_by(&key, &issuer).expect("a certificate");
-    write("server.pem", certificate.pem());
-    write("server.key", key.serialize_pem());
+    let said = certificates(folder, &["localhost", "127.0.0.1"]);
+    assert!(
+        said.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+}
+
+/// `infra/nats/certificates.sh`.
+pub fn certificates(folder: &Path, names: &[&str]) -> Output {
+    let mut script = Command::new(source().join("certificates.sh"));
+    let said = script.arg(folder).args(names).output();
+    said.expect("the script can be run")
 }
