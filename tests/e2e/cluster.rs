@@ -31,7 +31,7 @@ async fn what_is_stored_is_found_at_once_whichever_copy_is_asked() {
     let config = BusConfig::new(cluster.urls(), prefix.clone(), Role::Operator);
     let bus = Bus::connect(&config).await.unwrap();
     let options = TopologyOptions {
-        replicas: 3,
+        replicas: Some(3),
         ..TopologyOptions::default()
     };
     cluster::provision(&bus, &Topology::with(&prefix, options)).await;

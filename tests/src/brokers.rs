@@ -70,7 +70,7 @@ impl Brokers {
     pub fn topology(&self, ack_wait: Duration) -> Topology {
         let options = TopologyOptions {
             ack_wait,
-            replicas: u8::try_from(self.nodes.len()).expect("1 or 3"),
+            replicas: Some(u8::try_from(self.nodes.len()).expect("1 or 3")),
             ..TopologyOptions::default()
         };
         Topology::with(&self.prefix(), options)

@@ -193,6 +193,15 @@ pub enum NatsCommand {
         #[command(flatten)]
         wanted: WantedArgs,
     },
+    /// Change what differs to what this version wants, and to what is said here; while the deployment is stopped
+    Change {
+        /// Where
+        #[command(flatten)]
+        bus: BusArgs,
+        /// What is to be in force; what is not said stays as it is
+        #[command(flatten)]
+        wanted: WantedArgs,
+    },
     /// Make a credential for each role, and what the servers have to know of them: see infra/nats
     Keys {
         /// Folder to write them to; what is there is never replaced

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use async_nats::jetstream::{consumer, stream};
 use bytes::Bytes;
-use protocol::topology::{Topology, TopologyOptions};
+use protocol::{
+    Prefix,
+    topology::{Topology, TopologyOptions},
+};
 use serde::Serialize;
 
 use crate::{
     bus::Bus,
     error::BusError,
     provision::{
-        CONSUMER_FIELDS_FREE, Difference, Room, SERVER, STREAM_FIELDS_FREE, bucket_config,
-        consumer_config, differences_of, kept_as_results, stream_config,
+        CONSUMER_FIELDS_FREE, Copies, Difference, Room, SERVER, bucket_config, consumer_config,
+        differences_of, kept_as_results, stream_config, stream_fields_free,
     },
 };
 
@@ -60,13 +63,7 @@ impl State {
 impl Bus {
     /// The server, every stream, bucket and consumer, in the order in which they are made.
     pub async fn inspect(&self, wanted: Wanted) -> Result<Vec<Finding>, BusError> {
-        let defaults = TopologyOptions::default();
-        let options = TopologyOptions {
-            ack_wait: wanted.ack_wait.unwrap_or(defaults.ack_wait),
-            result_ttl: wanted.result_ttl.unwrap_or(defaults.result_ttl),
-            replicas: wanted.replicas.unwrap_or(defaults.replicas),
-        };
-        let topology = Topology::with(self.prefix(), options);
+        let topology = topology_of(self.prefix(), wanted);
         let mut findings = vec![Finding {
             name: SERVER.to_owned(),
             state: State::from(self.payload_difference().into_iter().collect()),
@@ -117,20 +114,42 @@ impl Bus {
             });
         };
         let found = info.config;
-        // As it is for services, unless somebody asks for an age.
-        let room = match kept_as_results(topology).contains(&config.name) {
-            false => Room::Fixed,
-            true if wanted.result_ttl.is_some() => Room::OwnSize,
-            true => Room::Own,
-        };
-        let config = room.fitted(config, &found);
-        let mut free = STREAM_FIELDS_FREE.to_vec();
-        if wanted.replicas.is_some() {
-            free.retain(|field| *field != "num_replicas");
-        }
-        let state = compare(&config, &found, &free);
+        let config = as_far_as_wanted(config, &found, topology, wanted);
+        let state = compare(&config, &found, &free_of(wanted));
         Ok(Finding { name, state })
     }
+}
+
+/// What is wanted, with the defaults for what may be as it is.
+pub(crate) fn topology_of(prefix: &Prefix, wanted: Wanted) -> Topology {
+    let defaults = TopologyOptions::default();
+    let options = TopologyOptions {
+        ack_wait: wanted.ack_wait.unwrap_or(defaults.ack_wait),
+        result_ttl: wanted.result_ttl.unwrap_or(defaults.result_ttl),
+        replicas: wanted.replicas,
+    };
+    Topology::with(prefix, options)
+}
+
+/// A stream's configuration, with what is there for what may be as it is.
+pub(crate) fn as_far_as_wanted(
+    config: stream::Config,
+    found: &stream::Config,
+    topology: &Topology,
+    wanted: Wanted,
+) -> stream::Config {
+    // As it is for services, unless somebody asks for an age.
+    let room = match kept_as_results(topology).contains(&config.name) {
+        false => Room::Fixed,
+        true if wanted.result_ttl.is_some() => Room::OwnSize,
+        true => Room::Own,
+    };
+    room.fitted(config, found)
+}
+
+/// The settings of a stream that are not compared.
+pub(crate) fn free_of(wanted: Wanted) -> Vec<&'static str> {
+    stream_fields_free(Copies::of(wanted.replicas))
 }
 
 fn compare(wanted: &impl Serialize, found: &impl Serialize, free: &[&str]) -> State {

@@ -13,6 +13,7 @@
 //! | `copies`     | reads in a cluster, where a copy may be behind                          |
 //! | `provision`  | creates and verifies streams, consumers and buckets                     |
 //! | `inspect`    | tells everything about them that is not as it should be                 |
+//! | `change`     | brings what is not as it should be to that, when a person says so       |
 //! | `upkeep`     | keeps them there                                                        |
 //! | `publish`    | the one way a message gets into a stream; the fence of results          |
 //! | `pull`       | the rules of the worker loop, pure                                      |
@@ -37,6 +38,7 @@
 mod access;
 mod asking;
 mod bus;
+mod change;
 mod connection;
 mod copies;
 mod dead;
@@ -68,6 +70,7 @@ mod worker_loop;
 
 pub use access::{Access, UserKey};
 pub use bus::{Bus, BusConfig};
+pub use change::Change;
 pub use connection::{Connection, ConnectionName};
 pub use dead::DEAD_LETTERS_LISTED_MAX;
 pub use ends::{EndWatch, Ends, Noticed};

@@ -25,9 +25,9 @@ use tokio::time::{Instant, sleep};
 pub use self::compare::Difference;
 use self::compare::json;
 pub(crate) use self::{
-    compare::{CONSUMER_FIELDS_FREE, STREAM_FIELDS_FREE, differences_of},
+    compare::{CONSUMER_FIELDS_FREE, differences_of, stream_fields_free},
     config::{bucket_config, consumer_config, stream_config},
-    room::{Policy, Room, kept_as_results, room},
+    room::{Copies, Policy, Room, StreamRule, kept_as_results},
 };
 use crate::{bus::Bus, error::BusError, upkeep::Upkeep};
 
@@ -48,6 +48,14 @@ pub enum ProvisionError {
         /// What differs.
         differences: Vec<Difference>,
     },
+    /// It is not there, and nobody said how many copies it is to have: with one, a node that is lost takes accepted jobs along.
+    #[error(
+        "{name} is missing on the message broker, a cluster: how many copies it shall have (replicas) has to be said"
+    )]
+    Unsaid {
+        /// Such as `stream fresco-AR`.
+        name: String,
+    },
     /// The server could not be asked.
     #[error(transparent)]
     Bus(#[from] BusError),
@@ -63,10 +71,10 @@ fn list(differences: &[Difference]) -> String {
 
 /// How long a broker that does not answer is asked to make things: as long as a publish is tried. On a busy disk one
 /// stream took longer than a request may (seen); what was made all the same is found by the next try.
-const PROVISION_RETRY_MAX: Duration = Duration::from_secs(15);
+pub(crate) const PROVISION_RETRY_MAX: Duration = Duration::from_secs(15);
 
 /// Between two tries.
-const PROVISION_RETRY_DELAY: Duration = Duration::from_millis(200);
+pub(crate) const PROVISION_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// How one thing was found.
 pub(crate) enum Found {
@@ -113,10 +121,9 @@ impl Bus {
         self.conform_server()?;
         let streams = topology.streams().into_iter().map(stream_config);
         let buckets = topology.buckets().into_iter().map(bucket_config);
-        let chosen = kept_as_results(topology);
         for wanted in streams.chain(buckets) {
-            let room = room(&wanted.name, &chosen, policy);
-            self.conform_stream(wanted, policy, room).await?;
+            let rule = StreamRule::of(&wanted.name, topology, policy);
+            self.conform_stream(wanted, rule).await?;
         }
         for spec in topology.consumers() {
             self.conform_consumer(spec, policy).await?;
@@ -135,6 +142,12 @@ impl Bus {
         }
     }
 
+    /// Whether the server is a node of a cluster, as it tells each client that connects.
+    fn is_clustered(&self) -> bool {
+        let server = self.client().try_server_info();
+        server.is_some_and(|server| server.cluster.is_some())
+    }
+
     pub(crate) fn payload_difference(&self) -> Option<Difference> {
         // Not connected yet: what is asked of the server next will say so.
         let found = self.client().try_server_info()?.max_payload;
@@ -148,15 +161,17 @@ impl Bus {
     pub(crate) async fn conform_stream(
         &self,
         wanted: stream::Config,
-        policy: Policy,
-        room: Room,
+        rule: StreamRule,
     ) -> Result<Found, ProvisionError> {
         let name = format!("stream {}", wanted.name);
         let info = format!("STREAM.INFO.{}", wanted.name);
         let mut how = Found::AsWanted;
         let found = match self.api::<stream::Info>(&name, info, Bytes::new()).await? {
             Some(info) => info.config,
-            None if policy == Policy::Report => return Err(ProvisionError::Missing { name }),
+            None if rule.policy == Policy::Report => return Err(ProvisionError::Missing { name }),
+            None if rule.copies == Copies::Unsaid && self.is_clustered() => {
+                return Err(ProvisionError::Unsaid { name });
+            }
             None => {
                 let create = format!("STREAM.CREATE.{}", wanted.name);
                 let created = self
@@ -169,8 +184,8 @@ impl Bus {
                     .config
             }
         };
-        let wanted = room.fitted(wanted, &found);
-        refuse_difference(name, &wanted, &found, &STREAM_FIELDS_FREE)?;
+        let wanted = rule.room.fitted(wanted, &found);
+        refuse_difference(name, &wanted, &found, &rule.free())?;
         Ok(how)
     }
 
@@ -236,7 +251,7 @@ impl Bus {
     }
 }
 
-fn is_worth_a_try(error: &BusError, end: Instant) -> bool {
+pub(crate) fn is_worth_a_try(error: &BusError, end: Instant) -> bool {
     let again = matches!(error, BusError::Unavailable { .. })
         && Instant::now() + PROVISION_RETRY_DELAY < end;
     if again {

@@ -6,9 +6,7 @@ use protocol::topology::Topology;
 use crate::{
     bus::Bus,
     error::BusError,
-    provision::{
-        Found, Policy, ProvisionError, bucket_config, kept_as_results, room, stream_config,
-    },
+    provision::{Found, Policy, ProvisionError, StreamRule, bucket_config, stream_config},
 };
 
 /// What one look at the broker came to.
@@ -16,7 +14,8 @@ use crate::{
 pub struct Upkeep {
     /// Was missing and is there now.
     pub created: Vec<String>,
-    /// Is there with other settings: what would be created in its place is not what is in force.
+    /// Is there with other settings: what would be created in its place is not what is in force. Or is missing in a cluster, and
+    /// nobody said how many copies to make.
     pub differing: Vec<ProvisionError>,
 }
 
@@ -39,10 +38,9 @@ impl Bus {
         let mut upkeep = Upkeep::default();
         let streams = topology.streams().into_iter().map(stream_config);
         let buckets = topology.buckets().into_iter().map(bucket_config);
-        let chosen = kept_as_results(topology);
         for wanted in streams.chain(buckets) {
-            let room = room(&wanted.name, &chosen, Policy::Create);
-            let found = self.conform_stream(wanted, Policy::Create, room).await;
+            let rule = StreamRule::of(&wanted.name, topology, Policy::Create);
+            let found = self.conform_stream(wanted, rule).await;
             upkeep.note(found)?;
         }
         for spec in topology.consumers() {

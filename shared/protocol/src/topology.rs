@@ -139,8 +139,9 @@ pub struct TopologyOptions {
     pub ack_wait: Duration,
     /// How long a finished result can be fetched. An idempotency key is remembered for twice as long.
     pub result_ttl: Duration,
-    /// Servers that keep a copy of everything: 1, or 3 in a cluster.
-    pub replicas: u8,
+    /// Servers that keep a copy of everything: 1, or 3 or 5 in a cluster. `None` where nobody said: one, and nothing is made in a
+    /// cluster then, where one copy would be lost with its server.
+    pub replicas: Option<u8>,
 }
 
 impl Default for TopologyOptions {
@@ -148,7 +149,7 @@ impl Default for TopologyOptions {
         Self {
             ack_wait: ACK_WAIT,
             result_ttl: RESULT_TTL,
-            replicas: 1,
+            replicas: None,
         }
     }
 }
@@ -179,6 +180,8 @@ pub struct Topology {
     pub priors: BucketSpec,
     /// Worker presence.
     pub workers: BucketSpec,
+    /// How many copies somebody said there are to be, if anybody did: read by who makes and keeps all this.
+    pub replicas: Option<u8>,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -223,8 +226,9 @@ impl Topology {
         let TopologyOptions {
             ack_wait,
             result_ttl,
-            replicas,
+            replicas: said,
         } = options;
+        let replicas = said.unwrap_or(1);
         let of_class = |class: PriorityClass| {
             let filter = format!("{prefix}.{AR}.{class}.>");
             consumer(prefix, "AR", &class.to_string(), Some(filter), ack_wait)
@@ -280,6 +284,7 @@ impl Topology {
                 persist: PersistMode::Async,
                 ..bucket("workers", None, 16)
             },
+            replicas: said,
         }
     }
 

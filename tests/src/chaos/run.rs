@@ -124,7 +124,7 @@ impl Config {
     fn topology(&self) -> Topology {
         let options = TopologyOptions {
             ack_wait: self.ack_wait(),
-            replicas: u8::try_from(self.nodes()).expect("1 or 3"),
+            replicas: Some(u8::try_from(self.nodes()).expect("1 or 3")),
             ..TopologyOptions::default()
         };
         Topology::with(&prefix(), options)

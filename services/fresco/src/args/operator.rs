@@ -183,7 +183,7 @@ pub struct TimesArgs {
 
 impl TimesArgs {
     /// For this many servers that keep a copy.
-    pub fn options(self, replicas: u8) -> TopologyOptions {
+    pub fn options(self, replicas: Option<u8>) -> TopologyOptions {
         let or = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
         TopologyOptions {
             ack_wait: or(self.ack_wait_s, ACK_WAIT),
@@ -200,9 +200,9 @@ pub struct TopologyArgs {
     #[command(flatten)]
     pub times: TimesArgs,
 
-    /// Servers that keep a copy of everything: 1, or 3 or 5 in a cluster
-    #[arg(long, value_name = "N", default_value = "1", value_parser = replicas())]
-    pub replicas: u8,
+    /// Servers that keep a copy of everything: 1, or 3 or 5 in a cluster, where nothing is made without it
+    #[arg(long, value_name = "N", value_parser = replicas())]
+    pub replicas: Option<u8>,
 }
 
 impl TopologyArgs {
@@ -323,7 +323,7 @@ mod tests {
             let Command::Nats(NatsCommand::Init { topology, .. }) = cli.command else {
                 panic!("not init: {cli:?}")
             };
-            Some(topology.options().replicas)
+            topology.options().replicas
         };
         let parsed = ["0", "1", "2", "3", "4", "5", "7", "x"].map(parse);
         assert_eq!(

@@ -8,12 +8,13 @@ use service::exit::Failure;
 use crate::{secret::write_secret, terminal};
 
 /// The roles, as `roles.conf` names their keys.
-const ROLES: [&str; 6] = [
+const ROLES: [&str; 7] = [
     "gateway",
     "ar-batcher",
     "denoiser",
     "operator",
     "watcher",
+    "admin",
     "system",
 ];
 

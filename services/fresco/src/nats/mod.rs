@@ -4,7 +4,9 @@ mod keys;
 
 use std::time::Duration;
 
-use messaging::{Access, Bus, BusConfig, Difference, Finding, State, Wanted};
+use messaging::{
+    Access, Bus, BusConfig, Change, Difference, Finding, ProvisionError, State, Wanted,
+};
 use protocol::{
     Role,
     topology::{Topology, TopologyOptions},
@@ -18,6 +20,9 @@ use crate::{args::NatsCommand, terminal};
 /// every machine, and an operator's hold prompts.
 pub(crate) const WATCHER: &str = "watcher";
 
+/// The credential of who may change streams: nobody's but for the moment of a change, so that its inboxes are its own too.
+const ADMIN: &str = "admin";
+
 /// A broker is there or is not; an operator does not want to wait for one.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -26,6 +31,7 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
     match command {
         NatsCommand::Init { bus, topology } => init(&bus, topology.options()).await,
         NatsCommand::Check { bus, wanted } => check(&bus, wanted.wanted()).await,
+        NatsCommand::Change { bus, wanted } => change(&bus, wanted.wanted()).await,
         NatsCommand::Keys { out } => keys::make(&out),
     }
 }
@@ -33,12 +39,16 @@ pub(crate) async fn run(command: NatsCommand) -> Result<(), Failure> {
 async fn init(args: &BusArgs, options: TopologyOptions) -> Result<(), Failure> {
     let bus = connect(args).await?;
     let made = bus.complete(&Topology::with(&args.prefix, options)).await;
-    made.map_err(|error| Failure::failed(&error))?;
+    let made = made.map_err(|error| Failure::failed(&error))?;
+    let mut refused = made.differing.iter();
+    if let Some(unsaid) = refused.find(|why| matches!(why, ProvisionError::Unsaid { .. })) {
+        return Err(Failure::failed(unsaid));
+    }
     // What differs is told with all else.
     let wanted = Wanted {
         ack_wait: Some(options.ack_wait),
         result_ttl: Some(options.result_ttl),
-        replicas: Some(options.replicas),
+        replicas: options.replicas,
     };
     let told = tell(&bus, wanted).await;
     bus.close().await;
@@ -47,6 +57,21 @@ async fn init(args: &BusArgs, options: TopologyOptions) -> Result<(), Failure> {
 
 async fn check(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
     let bus = connect(args).await?;
+    let told = tell(&bus, wanted).await;
+    bus.close().await;
+    told
+}
+
+async fn change(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
+    let bus = connect_as(args, ADMIN).await?;
+    let changes = bus.change(wanted).await;
+    let changes = changes.map_err(|error| Failure::failed(&error))?;
+    for change in &changes {
+        match change {
+            Change::Changed(name) => terminal::say(format_args!("{name} was changed")),
+            Change::Emptied(name) => terminal::say(format_args!("{name} was made anew, empty")),
+        }
+    }
     let told = tell(&bus, wanted).await;
     bus.close().await;
     told
@@ -108,6 +133,15 @@ pub(crate) fn access(args: &BusArgs) -> Access {
 /// A connection to a broker that is there.
 pub(crate) async fn connect(args: &BusArgs) -> Result<Bus, Failure> {
     let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
+    connect_with(args, config).await
+}
+
+async fn connect_as(args: &BusArgs, inbox: &str) -> Result<Bus, Failure> {
+    let config = BusConfig::new(args.nats_urls.clone(), args.prefix.clone(), Role::Operator);
+    connect_with(args, config.with_inbox(inbox)).await
+}
+
+async fn connect_with(args: &BusArgs, config: BusConfig) -> Result<Bus, Failure> {
     let config = config.with_access(access(args));
     let bus = Bus::connect(&config)
         .await

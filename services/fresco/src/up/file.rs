@@ -279,7 +279,7 @@ fn site(file: &FleetFile, folder: &Path) -> Site {
         denoisers,
         credentials: in_folder(&file.broker.credentials),
         ca: in_folder(&file.broker.ca),
-        replicas: file.broker.replicas.unwrap_or(1),
+        replicas: file.broker.replicas,
         limits: limits(file),
     }
 }

@@ -30,8 +30,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Outside {
     /// The command line.
     pub(crate) args: UpArgs,
-    /// Servers that keep a copy of what is created.
-    pub(crate) replicas: u8,
+    /// Servers that keep a copy of what is created, if somebody said.
+    pub(crate) replicas: Option<u8>,
     /// The broker.
     pub(crate) bus: Bus,
     /// Where it is.

@@ -61,7 +61,7 @@ pub(crate) struct Site {
     pub(crate) credentials: Option<PathBuf>,
     pub(crate) ca: Option<PathBuf>,
     /// Servers that keep a copy of what is created.
-    pub(crate) replicas: u8,
+    pub(crate) replicas: Option<u8>,
     pub(crate) limits: Limits,
 }
 
@@ -75,7 +75,7 @@ impl Site {
             denoisers: (0..denoisers).map(denoiser).collect(),
             credentials: None,
             ca: None,
-            replicas: 1,
+            replicas: None,
             limits: Limits::default(),
         }
     }

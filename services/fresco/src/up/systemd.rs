@@ -105,11 +105,15 @@ fn watcher(up: &UpArgs, site: &Site, surroundings: &Surroundings) -> ChildSpec {
         flags.push(file.into());
     }
     let options = up.times.options(site.replicas);
+    let replicas = options.replicas.map(u64::from);
     for (flag, value) in [
-        ("--replicas", u64::from(options.replicas)),
-        ("--ack-wait-s", options.ack_wait.as_secs()),
-        ("--result-ttl-s", options.result_ttl.as_secs()),
+        ("--replicas", replicas),
+        ("--ack-wait-s", Some(options.ack_wait.as_secs())),
+        ("--result-ttl-s", Some(options.result_ttl.as_secs())),
     ] {
+        let Some(value) = value else {
+            continue;
+        };
         flags.extend([flag.into(), value.to_string().into()]);
     }
     ChildSpec {

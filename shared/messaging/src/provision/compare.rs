@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::room::Copies;
+
 /// One setting that is not as the topology says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
@@ -23,7 +25,7 @@ impl fmt::Display for Difference {
 }
 
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-pub(crate) const STREAM_FIELDS_FREE: [&str; 7] = [
+const STREAM_FIELDS_FREE: [&str; 7] = [
     "metadata",
     "num_replicas",
     // Follows from the number of replicas.
@@ -35,6 +37,15 @@ pub(crate) const STREAM_FIELDS_FREE: [&str; 7] = [
 ];
 pub(crate) const CONSUMER_FIELDS_FREE: [&str; 4] =
     ["metadata", "num_replicas", "description", "name"];
+
+/// What nobody said about a stream's copies is no difference.
+pub(crate) fn stream_fields_free(copies: Copies) -> Vec<&'static str> {
+    let mut free = STREAM_FIELDS_FREE.to_vec();
+    if copies == Copies::Said {
+        free.retain(|field| *field != "num_replicas");
+    }
+    free
+}
 
 pub(crate) fn differences_of(
     wanted: &impl Serialize,

@@ -3,6 +3,7 @@
 use async_nats::jetstream::stream;
 use protocol::topology::Topology;
 
+use super::compare::stream_fields_free;
 use crate::bus::bucket_stream;
 
 /// What to do about something missing.
@@ -22,6 +23,48 @@ pub(crate) enum Room {
     Own,
 }
 
+/// Whether somebody said how many copies there are to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copies {
+    Said,
+    Unsaid,
+}
+
+impl Copies {
+    pub(crate) fn of(replicas: Option<u8>) -> Self {
+        match replicas {
+            Some(_) => Self::Said,
+            None => Self::Unsaid,
+        }
+    }
+}
+
+/// How one stream is looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamRule {
+    pub(super) policy: Policy,
+    pub(super) room: Room,
+    pub(super) copies: Copies,
+}
+
+impl StreamRule {
+    pub(crate) fn of(stream: &str, topology: &Topology, policy: Policy) -> Self {
+        Self {
+            policy,
+            room: room(stream, &kept_as_results(topology), policy),
+            copies: Copies::of(topology.replicas),
+        }
+    }
+
+    /// Who only looks takes the copies that there are.
+    pub(super) fn free(self) -> Vec<&'static str> {
+        stream_fields_free(match self.policy {
+            Policy::Create => self.copies,
+            Policy::Report => Copies::Unsaid,
+        })
+    }
+}
+
 /// The streams that are kept as results are: how large a site makes them is its own.
 pub(crate) fn kept_as_results(topology: &Topology) -> [String; 3] {
     [
@@ -32,7 +75,7 @@ pub(crate) fn kept_as_results(topology: &Topology) -> [String; 3] {
 }
 
 /// Who makes streams makes them for as long as it was told; who looks takes those that there are.
-pub(crate) fn room(stream: &str, chosen: &[String], policy: Policy) -> Room {
+fn room(stream: &str, chosen: &[String], policy: Policy) -> Room {
     match (chosen.iter().any(|name| name == stream), policy) {
         (false, _) => Room::Fixed,
         (true, Policy::Create) => Room::OwnSize,

@@ -1,9 +1,12 @@
 use std::time::Duration;
 
-use messaging::{Finding, State, Wanted};
-use protocol::topology::{Topology, TopologyOptions};
+use messaging::{Change, Finding, State, Wanted};
+use protocol::{
+    PriorityClass,
+    topology::{Topology, TopologyOptions},
+};
 
-use crate::site::{SHORT_ACK_WAIT, Site, prefix};
+use crate::site::{SHORT_ACK_WAIT, Site, ar_job, prefix};
 
 /// What is not as it should be, with the fields that differ.
 fn faults(findings: &[Finding]) -> Vec<(String, Vec<String>)> {
@@ -51,7 +54,7 @@ async fn what_an_operator_may_choose_is_a_difference_only_when_it_was_asked_for(
     let options = TopologyOptions {
         ack_wait: SHORT_ACK_WAIT,
         result_ttl: Duration::from_secs(90),
-        replicas: 1,
+        replicas: Some(1),
     };
     let site = Site::with(Topology::with(&prefix(), options)).await;
     let as_it_is = Wanted {
@@ -105,4 +108,31 @@ async fn what_an_operator_may_choose_is_a_difference_only_when_it_was_asked_for(
         let found: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(found, names, "{wanted:?}");
     }
+}
+
+#[tokio::test]
+async fn what_differs_is_changed_to_what_is_wanted_and_keeps_what_it_holds() {
+    let mut other = Topology::new(&prefix());
+    other.ar.messages_max = 7;
+    other.jobs.bytes_max = 1_000_000;
+    other.results.bytes_max = 20_000_000;
+    other.denoise_consumer.ack_pending_max = 3;
+    let site = Site::with(other).await;
+    let class = PriorityClass::Standard;
+    site.bus.publish_ar_job(class, &ar_job(1)).await.unwrap();
+    let changes = site.bus.change(Wanted::default()).await.unwrap();
+    let changed = ["stream t-AR", "stream KV_t-jobs", "consumer t-DN/all"];
+    assert_eq!(
+        changes,
+        changed.map(|name| Change::Changed(name.to_owned()))
+    );
+    assert_eq!(
+        faults(&site.bus.inspect(Wanted::default()).await.unwrap()),
+        []
+    );
+    assert!(site.bus.is_ar_queued(ar_job(1).job).await.unwrap());
+    // The room for results is the site's own.
+    let store = site.bus.results_store().await.unwrap().unwrap();
+    assert_eq!(store.bytes_max, Some(20_000_000));
+    assert_eq!(site.bus.change(Wanted::default()).await.unwrap(), []);
 }

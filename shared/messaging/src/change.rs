@@ -1,0 +1,149 @@
+//! Brings what differs on the broker to what is wanted: a person's step, while the deployment stands still. What a change drops, a
+//! smaller limit for one, is gone.
+
+use async_nats::jetstream::{
+    consumer,
+    stream::{self, PersistenceMode},
+};
+use bytes::Bytes;
+use protocol::topology::{ConsumerSpec, Topology};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    bus::Bus,
+    error::BusError,
+    inspect::{Wanted, as_far_as_wanted, free_of, topology_of},
+    provision::{
+        CONSUMER_FIELDS_FREE, PROVISION_RETRY_DELAY, PROVISION_RETRY_MAX, bucket_config,
+        consumer_config, differences_of, is_worth_a_try, stream_config,
+    },
+};
+
+/// What was done about something that differed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// It has the wanted settings, and holds what it held.
+    Changed(String),
+    /// It has them, and is empty: the server could not change it. Only what is told again, or found out again, is kept so
+    /// (`PersistMode::Async`).
+    Emptied(String),
+}
+
+/// What the server answers to a change, of which only an error is read.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(flatten)]
+    _rest: IgnoredAny,
+}
+
+impl Bus {
+    /// Changes every stream, bucket and consumer that is there and differs; says which. What is missing stays so:
+    /// [`Bus::complete`] makes it.
+    pub async fn change(&self, wanted: Wanted) -> Result<Vec<Change>, BusError> {
+        let end = Instant::now() + PROVISION_RETRY_MAX;
+        let mut changes = Vec::new();
+        loop {
+            match self.change_rest(wanted, &mut changes).await {
+                Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
+                changed => return changed.map(|()| changes),
+            }
+        }
+    }
+
+    /// What is as it should be already is passed over, so that a second try goes on where the first ended.
+    async fn change_rest(&self, wanted: Wanted, changes: &mut Vec<Change>) -> Result<(), BusError> {
+        let topology = topology_of(self.prefix(), wanted);
+        let streams = topology.streams().into_iter().map(stream_config);
+        let buckets = topology.buckets().into_iter().map(bucket_config);
+        for config in streams.chain(buckets) {
+            changes.extend(self.change_stream(config, &topology, wanted).await?);
+        }
+        for spec in topology.consumers() {
+            changes.extend(self.change_consumer(spec, wanted).await?);
+        }
+        Ok(())
+    }
+
+    async fn change_stream(
+        &self,
+        config: stream::Config,
+        topology: &Topology,
+        wanted: Wanted,
+    ) -> Result<Option<Change>, BusError> {
+        let name = format!("stream {}", config.name);
+        let at = |verb: &str| format!("STREAM.{verb}.{}", config.name);
+        let info = self.api::<stream::Info>(&name, at("INFO"), Bytes::new());
+        let Some(stream::Info { config: found, .. }) = info.await? else {
+            return Ok(None);
+        };
+        let config = as_far_as_wanted(config.clone(), &found, topology, wanted);
+        if differences_of(&config, &found, &free_of(wanted)).is_empty() {
+            return Ok(None);
+        }
+        let config = beside_the_site(config, found, wanted);
+        let body = |config: &stream::Config| Bytes::from(json!(config).to_string());
+        // The server changes no persist mode, and has this one for a single copy only.
+        if config.persist_mode == Some(PersistenceMode::Async) && config.num_replicas > 1 {
+            let anew = stream::Config {
+                persist_mode: None,
+                ..config.clone()
+            };
+            self.api::<Answer>(&name, at("DELETE"), Bytes::new())
+                .await?;
+            self.api::<Answer>(&name, at("CREATE"), body(&anew)).await?;
+            return Ok(Some(Change::Emptied(name)));
+        }
+        self.api::<Answer>(&name, at("UPDATE"), body(&config))
+            .await?;
+        Ok(Some(Change::Changed(name)))
+    }
+
+    async fn change_consumer(
+        &self,
+        spec: &ConsumerSpec,
+        wanted: Wanted,
+    ) -> Result<Option<Change>, BusError> {
+        let name = format!("consumer {}/{}", spec.stream, spec.name);
+        let Some(consumer::Info { config: found, .. }) = self.consumer_info(spec).await? else {
+            return Ok(None);
+        };
+        let mut config = consumer_config(spec);
+        if wanted.ack_wait.is_none() {
+            config.ack_wait = found.ack_wait;
+        }
+        if differences_of(&config, &found, &CONSUMER_FIELDS_FREE).is_empty() {
+            return Ok(None);
+        }
+        let subject = format!("CONSUMER.CREATE.{}.{}", spec.stream, spec.name);
+        // "update" and not the default "create or update": one that somebody takes away meanwhile is missing.
+        let request = json!({
+            "stream_name": spec.stream, "config": config, "action": "update",
+        });
+        let body = request.to_string().into();
+        self.api::<Answer>(&name, subject, body).await?;
+        Ok(Some(Change::Changed(name)))
+    }
+}
+
+/// With what is a site's own as it is there.
+fn beside_the_site(
+    config: stream::Config,
+    found: stream::Config,
+    wanted: Wanted,
+) -> stream::Config {
+    stream::Config {
+        num_replicas: match wanted.replicas {
+            Some(_) => config.num_replicas,
+            None => found.num_replicas,
+        },
+        persist_mode: found.persist_mode,
+        metadata: found.metadata,
+        placement: found.placement,
+        compression: found.compression,
+        consumer_limits: found.consumer_limits,
+        description: found.description,
+        ..config
+    }
+}
