@@ -1,8 +1,9 @@
 //! The configurations of `observability/`: that they agree with each other, with what we emit, and with the shape that
-//! their programs document. None of those programs runs here, but Prometheus.
+//! their programs document. None of those programs runs here, but Prometheus. And the broker's unit.
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
+mod broker;
 mod condition;
 mod pushed;
 mod spans;
