@@ -66,9 +66,64 @@ fn file_of(test: &str) -> Option<PathBuf> {
 fn is_a_test(test: &str) -> bool {
     let text = file_of(test).and_then(|file| fs::read_to_string(file).ok());
     let text = text.unwrap_or_default();
+    // A module alone would say nothing of what is run.
     let named = test.split("::").nth(2);
-    let has = named.is_none_or(|name| text.contains(&format!("fn {name}(")));
-    has && (text.contains("#[test]") || text.contains("#[tokio::test"))
+    named.is_some_and(|name| has_test(&text, name))
+}
+
+fn has_test(text: &str, name: &str) -> bool {
+    let mut lines = text.lines().map(str::trim);
+    while let Some(line) = lines.next() {
+        if line == "#[test]" || line.starts_with("#[tokio::test") {
+            let function = lines.find(|line| !line.starts_with("#["));
+            let function = function.unwrap_or_default();
+            if function.contains(&format!("fn {name}(")) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+#[test]
+fn a_helper_and_a_module_are_no_tests() {
+    let named = "e2e::secured::a_deployment_works_on_a_cluster_with_tls_and_a_credential_a_role";
+    assert!(is_a_test(named));
+    for other in ["e2e::secured", "e2e::secured::address", "e2e::none::such"] {
+        assert!(!is_a_test(other), "{other}");
+    }
+}
+
+/// Variables of the environment that a configuration of the broker names.
+fn named_in(config: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join("infra/nats").join(config)).unwrap();
+    let set = text.lines().filter(|line| !line.trim().starts_with('#'));
+    let words =
+        set.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && !"$_".contains(c)));
+    words
+        .filter_map(|word| word.strip_prefix('$'))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Nobody but three machines would run it.
+#[test]
+fn the_environment_of_a_node_is_what_its_configuration_names() {
+    let document = Document::read("docs/deploy.md");
+    let mut blocks = document.blocks.iter();
+    let block = blocks.find(|block| block.text.contains("/etc/fresco/nats.env"));
+    let set = block.unwrap().text.lines();
+    let set = set.filter_map(|line| Some(line.split_once('=')?.0.to_owned()));
+    let mut set: BTreeSet<_> = set.filter(|name| name.starts_with("FRESCO_")).collect();
+    // What the unit reads, and what it sets itself.
+    let unit = fs::read_to_string(root().join("infra/nats/nats-server.service")).unwrap();
+    assert!(set.remove("FRESCO_NATS_CONFIG") && unit.contains("${FRESCO_NATS_CONFIG}"));
+    assert!(unit.contains("EnvironmentFile=-/etc/fresco/nats.env"));
+    assert!(unit.contains(" FRESCO_NATS_STORE="));
+    set.insert("FRESCO_NATS_STORE".to_owned());
+    assert_eq!(set, named_in("cluster/node.conf"));
+    let alone = BTreeSet::from(["FRESCO_NATS_STORE".to_owned()]);
+    assert_eq!(alone, named_in("single.conf"));
 }
 
 #[test]

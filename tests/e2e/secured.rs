@@ -1,11 +1,21 @@
 //! Three brokers as `infra/nats/cluster` has them, with TLS and a credential a role: a whole deployment works on them, and
 //! goes on when a worker and a broker die.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use futures::future::join_all;
 use integration::{
-    binary, broker::Broker, fleet::until, http, process::Process, root, secured::Secrets,
+    binary,
+    broker::Broker,
+    fleet::{until, until_up},
+    http,
+    process::Process,
+    root,
+    secured::Secrets,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -80,6 +90,9 @@ impl Site {
             .collect()
     }
 }
+
+/// The drain of a file that names none, and what an ordered stop takes besides.
+const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
 const REPLICAS: [&str; 4] = ["--replicas", "3", "--ack-wait-s", "5"];
 
@@ -163,4 +176,92 @@ async fn a_deployment_works_on_a_cluster_with_tls_and_a_credential_a_role() {
             process.log()
         );
     }
+}
+
+/// Of a fleet's file, for a machine beside those of the brokers.
+fn fleet_file(site: &Site) -> String {
+    let times = root().join("infra/times/ascend.json");
+    let urls: Vec<_> = site.nodes.iter().map(Broker::url).collect();
+    let folder = site.secrets.folder();
+    format!(
+        r#"
+engine = "replay"
+times = {times:?}
+time_scale = 0.05
+
+[ar]
+devices = [0]
+slots_max = 4
+
+[denoisers]
+devices = [1, 2]
+
+[gateway]
+listen = "127.0.0.1:0"
+
+[start]
+loading_max = 3
+loading_s = 30
+
+[broker]
+urls = {urls:?}
+credentials = {folder:?}
+ca = {:?}
+replicas = 3
+ack_wait_s = 5
+"#,
+        folder.join("ca.pem")
+    )
+}
+
+/// Of a denoiser that waits for work.
+async fn idle_denoiser(url: &str, but: Option<u64>) -> Option<u64> {
+    let workers = http::get(&format!("{url}/v1/workers")).await;
+    let workers = workers.body["data"].as_array()?.clone();
+    let idle = workers
+        .iter()
+        .filter(|worker| worker["role"] == "denoiser" && worker["state"] == "idle");
+    let processes: Vec<_> = idle
+        .filter_map(|worker| worker["process"].as_u64())
+        .collect();
+    let all = processes.len() == 2 && but.is_none_or(|gone| !processes.contains(&gone));
+    all.then(|| processes[0])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_of_a_file_gives_each_of_its_processes_its_own_credential() {
+    let mut site = Site::start();
+    let path = |name: &str| site.folder.path().join(name).to_str().unwrap().to_owned();
+    let (file, data, url_file) = (path("fleet.toml"), path("data"), path("url"));
+    fs::write(&file, fleet_file(&site)).unwrap();
+    let flags = [
+        "up",
+        "--fleet",
+        &file,
+        "--data",
+        &data,
+        "--url-file",
+        &url_file,
+    ];
+    let mut up = Process::start(&binary("fresco"), "up", &flags, site.folder.path());
+    // It makes the streams, too.
+    let url = until_up(&mut up, &url_file).await;
+    let (good, said) = site.nats("check", &REPLICAS);
+    assert!(good, "{said}");
+    let answer = http::generate(&url, &request(1)).await;
+    assert_eq!(answer.seeds(), [1, 2], "{answer:?}");
+
+    let victim = until("both denoisers are idle", || idle_denoiser(&url, None)).await;
+    let victim_id = Pid::from_raw(i32::try_from(victim).unwrap());
+    kill(victim_id, Signal::SIGKILL).unwrap();
+    until("another is in its place", || {
+        idle_denoiser(&url, Some(victim))
+    })
+    .await;
+    let answer = http::generate(&url, &request(10)).await;
+    assert_eq!(answer.seeds(), [10, 11], "{answer:?}");
+
+    let status = up.terminate(STOPS_WITHIN).await;
+    assert!(status.success(), "{status} {}", up.log());
+    assert_eq!(site.last_violations(), [""; 0]);
 }
