@@ -36,7 +36,9 @@ fn the_brokers_unit_brings_it_back_and_lets_it_hand_over_before_it_stops() {
     fs::write(&file, unit.replace("User=nats", "User=root")).unwrap();
     let mut analyze = Command::new("systemd-analyze");
     if let Ok(said) = analyze.args(["verify", "--man=no"]).arg(&file).output() {
+        // It also reads the units of the host, and says what it thinks of them.
         let text = String::from_utf8_lossy(&said.stderr);
-        assert!(said.status.success() && text.is_empty(), "{text}");
+        let ours = text.lines().any(|line| line.contains("nats-server"));
+        assert!(said.status.success() && !ours, "{text}");
     }
 }

@@ -92,12 +92,24 @@ impl Bus {
             };
             self.api::<Answer>(&name, at("DELETE"), Bytes::new())
                 .await?;
-            self.api::<Answer>(&name, at("CREATE"), body(&anew)).await?;
+            self.insist(&name, at("CREATE"), body(&anew)).await?;
             return Ok(Some(Change::Emptied(name)));
         }
         self.api::<Answer>(&name, at("UPDATE"), body(&config))
             .await?;
         Ok(Some(Change::Changed(name)))
+    }
+
+    /// Makes what was taken away just now: a second look at everything would take it for missing, and leave it so.
+    async fn insist(&self, name: &str, subject: String, body: Bytes) -> Result<(), BusError> {
+        let end = Instant::now() + PROVISION_RETRY_MAX;
+        loop {
+            let made = self.api::<Answer>(name, subject.clone(), body.clone());
+            match made.await {
+                Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
+                made => return made.map(drop),
+            }
+        }
     }
 
     async fn change_consumer(

@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use messaging::{BusError, QueueDepth, Queues};
+use futures::{StreamExt as _, stream};
+use messaging::{QueueDepth, Queues};
 use protocol::{CurrentWork, JobId, OutputId, Role, WorkerId, WorkerPresence, WorkerState};
 use serde::Serialize;
 use warp::{
@@ -20,8 +20,12 @@ use crate::{gateway::Gateway, job_answer::seconds, reply::ApiError, tenants::Cal
 /// The path, as a trace has it.
 const WORKERS: &str = "/v1/workers";
 
-/// Records that are asked for at once, to see whose the jobs at work are. An AR-batcher may hold 256.
-const LOOKUPS_MAX: usize = 16;
+/// Records that one request asks for, to see whose the jobs of other gateways are: 512 cards at work. What is beyond them is
+/// told as that of others is.
+const LOOKUPS_MAX: usize = 512;
+
+/// Of them at once.
+const LOOKUPS_AT_ONCE_MAX: usize = 16;
 
 pub(super) fn routes(gateway: &Arc<Gateway>) -> BoxedFilter<(Response,)> {
     let path = warp::path!("v1" / "workers");
@@ -84,7 +88,7 @@ struct WorkerAnswer<'a> {
 
 #[derive(Debug, Serialize)]
 struct Held {
-    /// None where it is another's.
+    /// None where it is another's, or could not be told to be the caller's.
     output: Option<OutputId>,
     /// Seconds.
     since: f64,
@@ -126,36 +130,38 @@ impl Seen {
         self.0.as_ref().is_none_or(|jobs| jobs.contains(&job))
     }
 
-    /// Of those that `workers` work on, by `caller`.
-    async fn by(
-        caller: &Caller,
-        workers: &[WorkerPresence],
-        gateway: &Gateway,
-    ) -> Result<Self, BusError> {
+    /// Of those that `workers` work on, by `caller`. A record that cannot be read is nobody's: the list is there for
+    /// finding the workers too.
+    async fn by(caller: &Caller, workers: &[WorkerPresence], gateway: &Gateway) -> Self {
         if *caller == Caller::Anybody {
-            return Ok(Self(None));
+            return Self(None);
         }
         let held = workers.iter().flat_map(|worker| &worker.held);
         let jobs: BTreeSet<_> = held.map(|work| work.output.job).collect();
+        let (mut seen, mut elsewhere) = (BTreeSet::new(), Vec::new());
+        for job in jobs {
+            match gateway.jobs.open(job) {
+                Some(open) if caller.may_see(&open.record) => drop(seen.insert(job)),
+                Some(_) => {}
+                None => elsewhere.push(job),
+            }
+        }
+        elsewhere.truncate(LOOKUPS_MAX);
         let look = async |job: JobId| {
-            let seen = match gateway.jobs.open(job) {
-                Some(open) => caller.may_see(&open.record),
-                None => {
-                    let record = gateway.bus.job(job).await?;
-                    record.is_some_and(|record| caller.may_see(&record))
-                }
-            };
-            Ok(seen.then_some(job))
+            let record = gateway.bus.job(job).await.ok().flatten();
+            record.filter(|record| caller.may_see(record)).map(|_| job)
         };
-        let looks = stream::iter(jobs).map(look).buffer_unordered(LOOKUPS_MAX);
-        let seen = looks.try_filter_map(|seen| std::future::ready(Ok(seen)));
-        Ok(Self(Some(seen.try_collect().await?)))
+        let looks = stream::iter(elsewhere).map(look);
+        let looks = looks.buffer_unordered(LOOKUPS_AT_ONCE_MAX);
+        let found: Vec<_> = looks.collect().await;
+        seen.extend(found.into_iter().flatten());
+        Self(Some(seen))
     }
 }
 
 async fn list(gateway: &Gateway, caller: &Caller) -> Result<Response, ApiError> {
     let (workers, queues) = tokio::try_join!(gateway.bus.workers(), gateway.bus.queues())?;
-    let seen = Seen::by(caller, &workers, gateway).await?;
+    let seen = Seen::by(caller, &workers, gateway).await;
     let workers = workers.iter().map(|worker| WorkerAnswer::of(worker, &seen));
     let Queues { ar, denoise } = queues;
     let body = WorkersAnswer {

@@ -76,7 +76,7 @@ async fn an_output_of_which_the_broker_tells_nothing_at_its_deadline_has_failed(
     let mut deployment = Deployment::start().await;
     let gateway = deployment.ready_gateway(&[]).await;
     let mut queue = deployment.ar_queue().await;
-    let body = json!({ "prompt": "p", "timeout_s": 2 });
+    let body = json!({ "prompt": "p", "timeout_s": 10 });
     let reply = gateway
         .generate_with(&body, &[("prefer", "respond-async")])
         .await;
