@@ -39,17 +39,26 @@ struct Answer {
 }
 
 impl Bus {
-    /// Changes every stream, bucket and consumer that is there and differs; says which. What is missing stays so:
-    /// [`Bus::complete`] makes it.
-    pub async fn change(&self, wanted: Wanted) -> Result<Vec<Change>, BusError> {
+    /// Changes every stream, bucket and consumer that is there and differs; `changes` has which, after an error too. What is
+    /// missing stays so: [`Bus::complete`] makes it.
+    pub async fn change(&self, wanted: Wanted, changes: &mut Vec<Change>) -> Result<(), BusError> {
         let end = Instant::now() + PROVISION_RETRY_MAX;
-        let mut changes = Vec::new();
         loop {
-            match self.change_rest(wanted, &mut changes).await {
+            match self.change_rest(wanted, changes).await {
                 Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
-                changed => return changed.map(|()| changes),
+                changed => return changed,
             }
         }
+    }
+
+    /// How many processes have shown themselves in the last [`PRESENCE_TTL`](protocol::limits::PRESENCE_TTL) and not said
+    /// that they end: for who must know that nobody works.
+    pub async fn processes_shown(&self) -> Result<u64, BusError> {
+        let topology = topology_of(self.prefix(), Wanted::default());
+        let config = bucket_config(&topology.workers);
+        let subject = format!("STREAM.INFO.{}", config.name);
+        let info = self.api::<stream::Info>("the list of workers", subject, Bytes::new());
+        Ok(info.await?.map_or(0, |info| info.state.messages))
     }
 
     /// What is as it should be already is passed over, so that a second try goes on where the first ended.
@@ -58,7 +67,8 @@ impl Bus {
         let streams = topology.streams().into_iter().map(stream_config);
         let buckets = topology.buckets().into_iter().map(bucket_config);
         for config in streams.chain(buckets) {
-            changes.extend(self.change_stream(config, &topology, wanted).await?);
+            self.change_stream(config, &topology, wanted, changes)
+                .await?;
         }
         for spec in topology.consumers() {
             changes.extend(self.change_consumer(spec, wanted).await?);
@@ -71,45 +81,45 @@ impl Bus {
         config: stream::Config,
         topology: &Topology,
         wanted: Wanted,
-    ) -> Result<Option<Change>, BusError> {
+        changes: &mut Vec<Change>,
+    ) -> Result<(), BusError> {
         let name = format!("stream {}", config.name);
-        let at = |verb: &str| format!("STREAM.{verb}.{}", config.name);
+        let stream = config.name.clone();
+        let at = |verb: &str| format!("STREAM.{verb}.{stream}");
+        let body = |config: &stream::Config| Bytes::from(json!(config).to_string());
+        let emptied = Change::Emptied(name.clone());
         let info = self.api::<stream::Info>(&name, at("INFO"), Bytes::new());
         let Some(stream::Info { config: found, .. }) = info.await? else {
-            return Ok(None);
+            if changes.contains(&emptied) {
+                // By a try of ours that did not get as far as making it again.
+                let config = made_anew(config);
+                self.api::<Answer>(&name, at("CREATE"), body(&config))
+                    .await?;
+            }
+            return Ok(());
         };
         let config = as_far_as_wanted(config.clone(), &found, topology, wanted);
         if differences_of(&config, &found, &free_of(wanted)).is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let config = beside_the_site(config, found, wanted);
-        let body = |config: &stream::Config| Bytes::from(json!(config).to_string());
         // The server changes no persist mode, and has this one for a single copy only.
         if config.persist_mode == Some(PersistenceMode::Async) && config.num_replicas > 1 {
-            let anew = stream::Config {
-                persist_mode: None,
-                ..config.clone()
-            };
+            // Noted first: of a try whose answer is late the next one finds nothing.
+            if !changes.contains(&emptied) {
+                changes.push(emptied);
+            }
             self.api::<Answer>(&name, at("DELETE"), Bytes::new())
                 .await?;
-            self.insist(&name, at("CREATE"), body(&anew)).await?;
-            return Ok(Some(Change::Emptied(name)));
+            let config = made_anew(config);
+            self.api::<Answer>(&name, at("CREATE"), body(&config))
+                .await?;
+            return Ok(());
         }
         self.api::<Answer>(&name, at("UPDATE"), body(&config))
             .await?;
-        Ok(Some(Change::Changed(name)))
-    }
-
-    /// Makes what was taken away just now: a second look at everything would take it for missing, and leave it so.
-    async fn insist(&self, name: &str, subject: String, body: Bytes) -> Result<(), BusError> {
-        let end = Instant::now() + PROVISION_RETRY_MAX;
-        loop {
-            let made = self.api::<Answer>(name, subject.clone(), body.clone());
-            match made.await {
-                Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
-                made => return made.map(drop),
-            }
-        }
+        changes.push(Change::Changed(name));
+        Ok(())
     }
 
     async fn change_consumer(
@@ -136,6 +146,14 @@ impl Bus {
         let body = request.to_string().into();
         self.api::<Answer>(&name, subject, body).await?;
         Ok(Some(Change::Changed(name)))
+    }
+}
+
+/// Of several copies, which the server writes in one way only.
+fn made_anew(config: stream::Config) -> stream::Config {
+    stream::Config {
+        persist_mode: None,
+        ..config
     }
 }
 

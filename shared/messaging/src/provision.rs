@@ -50,7 +50,7 @@ pub enum ProvisionError {
     },
     /// It is not there, and nobody said how many copies it is to have: with one, a node that is lost takes accepted jobs along.
     #[error(
-        "{name} is missing on the message broker, a cluster: how many copies it shall have (replicas) has to be said"
+        "{name} is missing on the message broker, a cluster: how many copies it shall have has to be said, by `fresco nats init --replicas` or `broker.replicas` of a fleet file"
     )]
     Unsaid {
         /// Such as `stream fresco-AR`.

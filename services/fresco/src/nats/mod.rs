@@ -9,6 +9,7 @@ use messaging::{
 };
 use protocol::{
     Role,
+    limits::PRESENCE_TTL,
     topology::{Topology, TopologyOptions},
 };
 use service::{BusArgs, exit::Failure};
@@ -64,14 +65,25 @@ async fn check(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
 
 async fn change(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
     let bus = connect_as(args, ADMIN).await?;
-    let changes = bus.change(wanted).await;
-    let changes = changes.map_err(|error| Failure::failed(&error))?;
+    let shown = bus.processes_shown().await;
+    match shown.map_err(|error| Failure::failed(&error))? {
+        0 => {}
+        shown => {
+            return Err(Failure::Failed(format!(
+                "{shown} processes of the deployment are there: stop all but the broker, and wait {} s for those that were killed",
+                PRESENCE_TTL.as_secs()
+            )));
+        }
+    }
+    let mut changes = Vec::new();
+    let changed = bus.change(wanted, &mut changes).await;
     for change in &changes {
         match change {
             Change::Changed(name) => terminal::say(format_args!("{name} was changed")),
             Change::Emptied(name) => terminal::say(format_args!("{name} was made anew, empty")),
         }
     }
+    changed.map_err(|error| Failure::failed(&error))?;
     let told = tell(&bus, wanted).await;
     bus.close().await;
     told

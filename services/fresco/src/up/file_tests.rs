@@ -167,6 +167,12 @@ fn a_table_may_be_missing_where_a_broker_joins_this_machine_with_others() {
             (Err(error), None) => panic!("{error}"),
         }
     }
+    // Who only takes requests in loads nothing, whatever the others run.
+    for engine in ["native", "srt"] {
+        let text = format!("engine = \"{engine}\"\n{broker}{gateway}");
+        let read = parse(&text, Path::new(""), &args());
+        assert!(read.is_ok(), "{:?}", read.err());
+    }
     let painter = format!("engine = \"replay\"\ntimes = \"t\"\n{broker}{denoisers}");
     let waits = UpArgs {
         url_file: Some("url".into()),
@@ -269,6 +275,12 @@ fn a_server_that_cannot_be_started_where_it_is_called_is_refused() {
         ("--port={port}", "--port=30020", "{port}"),
         ("\"bin/srt\"", "\"\"", "ar.server.command"),
         ("30021/", "30020", "ar.srt_urls"),
+        ("30021/", "8080", "port 8080"),
+        (
+            "http://127.0.0.1:30020",
+            "http://:p@127.0.0.1:30020",
+            "credentials",
+        ),
         ("127.0.0.1:30021", "10.0.0.1:30021", "ar.srt_urls"),
         ("[0, 1, 6, 7]", "[0, 1, 6]", "ar.devices"),
         ("[0, 1, 6, 7]", "[]", "ar.devices"),

@@ -33,6 +33,7 @@ pub(crate) async fn watch(
             () = events.closed() => return,
         }
         let Ok(workers) = bus.workers().await else {
+            events.send(Event::Unseen).await.ok();
             continue;
         };
         let members = roster.borrow().clone();
@@ -42,7 +43,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Who takes work in this life of its and has not been told of. `told` has the process of whom was told last.
+/// Who has loaded in this life of its and has not been told of. `told` has the process of whom was told last.
 fn news(
     members: &[Member],
     workers: &[WorkerPresence],
@@ -54,7 +55,7 @@ fn news(
         let Some(process) = member.process else {
             continue;
         };
-        if told.get(&member.id) != Some(&process) && roster::works(workers, host, process) {
+        if told.get(&member.id) != Some(&process) && roster::has_loaded(workers, host, process) {
             told.insert(member.id, process);
             news.push(member.id);
         }

@@ -1,7 +1,7 @@
 //! The processes of servers and services as they come and go: written from the supervisor's reports, read by whoever looks after
 //! them from outside.
 
-use protocol::WorkerPresence;
+use protocol::{WorkerPresence, WorkerState};
 
 use super::{
     run::{ChildSpec, Report},
@@ -33,6 +33,13 @@ pub(crate) fn works(workers: &[WorkerPresence], host: &str, process: u32) -> boo
         .iter()
         .find(is_it)
         .is_some_and(|worker| worker.state.takes_work())
+}
+
+/// Whether `process` on `host` is among `workers` as one that does not load any more. It may be in quarantine.
+pub(crate) fn has_loaded(workers: &[WorkerPresence], host: &str, process: u32) -> bool {
+    let is_it = |worker: &&WorkerPresence| is(worker, host, process);
+    let it = workers.iter().find(is_it);
+    it.is_some_and(|worker| worker.state != WorkerState::Loading)
 }
 
 /// Who is called `name`, and its process, while it runs.

@@ -120,6 +120,8 @@ pub enum Event {
     FleetReady,
     /// A child has loaded what it works with.
     Loaded(ChildId),
+    /// Who has loaded cannot be seen: the broker does not tell who is there.
+    Unseen,
     /// A child ended.
     Exited(ChildId, Exit),
     /// A child does not answer any more.
@@ -173,6 +175,8 @@ pub struct Supervisor {
     phase: Phase,
     limits: Limits,
     broker_ready: bool,
+    /// When last nobody could be seen to have loaded.
+    unseen: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -234,6 +238,7 @@ impl Supervisor {
             phase: Phase::Starting,
             limits,
             broker_ready: false,
+            unseen: None,
         }
     }
 
@@ -245,6 +250,7 @@ impl Supervisor {
             Event::Begin => {}
             Event::BrokerReady => self.broker_ready = true,
             Event::Loaded(id) => self.loaded(id, now),
+            Event::Unseen => self.unseen = Some(now),
             Event::FleetReady => {
                 if matches!(self.phase, Phase::Starting) {
                     self.phase = Phase::Serving;

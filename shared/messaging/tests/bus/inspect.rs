@@ -120,7 +120,9 @@ async fn what_differs_is_changed_to_what_is_wanted_and_keeps_what_it_holds() {
     let site = Site::with(other).await;
     let class = PriorityClass::Standard;
     site.bus.publish_ar_job(class, &ar_job(1)).await.unwrap();
-    let changes = site.bus.change(Wanted::default()).await.unwrap();
+    let mut changes = Vec::new();
+    let changed = site.bus.change(Wanted::default(), &mut changes);
+    changed.await.unwrap();
     let changed = ["stream t-AR", "stream KV_t-jobs", "consumer t-DN/all"];
     assert_eq!(
         changes,
@@ -134,5 +136,8 @@ async fn what_differs_is_changed_to_what_is_wanted_and_keeps_what_it_holds() {
     // The room for results is the site's own.
     let store = site.bus.results_store().await.unwrap().unwrap();
     assert_eq!(store.bytes_max, Some(20_000_000));
-    assert_eq!(site.bus.change(Wanted::default()).await.unwrap(), []);
+    let mut again = Vec::new();
+    let changed = site.bus.change(Wanted::default(), &mut again);
+    changed.await.unwrap();
+    assert_eq!(again, []);
 }

@@ -408,7 +408,8 @@ async fn a_cluster_gets_the_copies_that_somebody_said_and_an_admin_makes_more_of
         replicas: Some(3),
         ..Wanted::default()
     };
-    let changes = admin.change(wanted).await.unwrap();
+    let mut changes = Vec::new();
+    admin.change(wanted, &mut changes).await.unwrap();
     assert_eq!(changes.len(), 9 + 4, "{changes:?}");
     let emptied = changes.iter().filter_map(|change| match change {
         Change::Emptied(name) => Some(name.as_str()),

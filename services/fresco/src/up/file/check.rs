@@ -1,6 +1,6 @@
 //! What a fleet file may not say: checked as a whole before the first process starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use protocol::limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX};
 use service::address::PublicUrl;
@@ -13,10 +13,12 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     if replays != file.times.is_some() {
         return Err("`times` goes with engine = \"replay\", and only with it".to_owned());
     }
-    if replays == file.model.is_some() {
+    let ar = file.ar.as_ref();
+    // Who has neither table loads nothing.
+    let loads = ar.is_some() || file.denoisers.is_some();
+    if replays && file.model.is_some() || loads && !replays && file.model.is_none() {
         return Err("`model` goes with every engine but \"replay\"".to_owned());
     }
-    let ar = file.ar.as_ref();
     if ar.is_some_and(|ar| (file.engine == EngineName::Srt) == ar.srt_urls.is_empty()) {
         return Err("`ar.srt_urls` goes with engine = \"srt\", and only with it".to_owned());
     }
@@ -30,7 +32,7 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     check_tables(file)?;
     check_devices(file)?;
     if let Some(ar) = &file.ar {
-        server::check(ar)?;
+        server::check(ar, &ports(file))?;
     }
     check_addresses(file)?;
     probes::check(file)?;
@@ -38,6 +40,17 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
         return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
     }
     check_numbers(file)
+}
+
+/// That the gateway and the probes listen on.
+fn ports(file: &FleetFile) -> BTreeSet<u16> {
+    let gateway = file.gateway.as_ref();
+    let gateway = gateway.map(|gateway| [Some(gateway.listen), gateway.health_listen]);
+    let gateway = gateway.into_iter().flatten().flatten();
+    gateway
+        .map(|address| address.port())
+        .chain(probes::ports(file).filter_map(|port| u16::try_from(port).ok()))
+        .collect()
 }
 
 /// Who is not in the file is on another machine, which a broker has to join with this one.
@@ -64,7 +77,8 @@ fn check_tables(file: &FleetFile) -> Result<(), String> {
 
 /// One denoiser a device, and a model where it is meant to be.
 fn check_devices(file: &FleetFile) -> Result<(), String> {
-    if file.engine != EngineName::Replay && file.pin.is_none() {
+    let loads = file.ar.is_some() || file.denoisers.is_some();
+    if loads && file.engine != EngineName::Replay && file.pin.is_none() {
         return Err(
             "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
         );
@@ -107,6 +121,10 @@ fn check_addresses(file: &FleetFile) -> Result<(), String> {
     // They would be in command lines and units, which everybody on the machine can read.
     if urls.iter().any(|url| url.contains('@')) {
         return Err("`broker.urls` has credentials: `broker.credentials` takes files".to_owned());
+    }
+    let srt = file.ar.iter().flat_map(|ar| &ar.srt_urls);
+    if srt.into_iter().any(|url| url.contains('@')) {
+        return Err("`ar.srt_urls` has credentials, which nothing here takes".to_owned());
     }
     let Some(gateway) = &file.gateway else {
         return Ok(());

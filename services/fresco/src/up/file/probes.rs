@@ -1,6 +1,9 @@
 //! `[probes]`: where the workers of a fleet file answer probes, for who asks from other machines.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+};
 
 use serde::Deserialize;
 use service::address::{self, AddressError};
@@ -30,6 +33,13 @@ impl Probes {
     }
 }
 
+/// Those of the workers; none without the table. They may go beyond what is a port.
+pub(super) fn ports(file: &FleetFile) -> Range<usize> {
+    let workers = file.denoisers().len() + usize::from(file.ar.is_some());
+    let first = file.probes.map(|probes| usize::from(probes.from_port));
+    first.map_or(0..0, |first| first..first + workers)
+}
+
 /// What workers would refuse, or tell others in vain.
 pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     let Some(probes) = &file.probes else {
@@ -56,11 +66,11 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
         }
         Ok(_) => {}
     }
-    let workers = file.denoisers().len() + usize::from(file.ar.is_some());
-    let ports = usize::from(from_port)..usize::from(from_port) + workers;
+    let ports = ports(file);
     if from_port == 0 || ports.end > usize::from(u16::MAX) + 1 {
         return Err(format!(
-            "`probes.from_port` {from_port} leaves no port for each of {workers} workers"
+            "`probes.from_port` {from_port} leaves no port for each of {} workers",
+            ports.len()
         ));
     }
     let gateway = file.gateway.as_ref();

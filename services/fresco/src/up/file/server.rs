@@ -22,8 +22,8 @@ pub(super) struct ArServer {
     command: Vec<String>,
 }
 
-/// What cannot work, by the name it has in the file.
-pub(super) fn check(ar: &Ar) -> Result<(), String> {
+/// What cannot work, by the name it has in the file; `others` are the ports of the gateway and of the probes.
+pub(super) fn check(ar: &Ar, others: &BTreeSet<u16>) -> Result<(), String> {
     let Some(server) = &ar.server else {
         return Ok(());
     };
@@ -49,6 +49,11 @@ pub(super) fn check(ar: &Ar) -> Result<(), String> {
         if !ports.insert(port) {
             return Err(format!("`ar.srt_urls` has port {port} twice"));
         }
+    }
+    if let Some(port) = others.intersection(&ports).next() {
+        return Err(format!(
+            "`ar.srt_urls` has port {port}, which `gateway` or `probes` has too"
+        ));
     }
     let (devices, servers) = (ar.devices.len(), ar.srt_urls.len());
     if devices == 0 || devices % servers != 0 {

@@ -62,10 +62,12 @@ impl Supervisor {
     pub(super) fn next_hung_load(&self) -> Option<Instant> {
         let hang = self.limits.loading_hang?;
         let loading = self.children.iter().filter_map(Child::loading_since);
-        loading.map(|since| since + hang).min()
+        let seen = |since: Instant| self.unseen.map_or(since, |unseen| unseen.max(since));
+        loading.map(|since| seen(since) + hang).min()
     }
 
-    /// Ends who hangs while it loads; its end is an exit like any other. Nobody else finds it: it has never shown up.
+    /// Ends who hangs while it loads; its end is an exit like any other. Nobody else finds it: it has never shown up. Its time
+    /// begins anew when those who show up can be seen again.
     pub(super) fn end_hung_loads(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let Some(hang) = self
             .limits
@@ -75,7 +77,8 @@ impl Supervisor {
             return;
         };
         for (index, child) in self.children.iter_mut().enumerate() {
-            let hangs = |since: Instant| since + hang <= now;
+            let seen = |since: Instant| self.unseen.map_or(since, |unseen| unseen.max(since));
+            let hangs = |since: Instant| seen(since) + hang <= now;
             if child.loading_since().is_some_and(hangs)
                 && let Life::Running { loading, .. } = &mut child.life
             {

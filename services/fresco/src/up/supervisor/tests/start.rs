@@ -137,6 +137,16 @@ fn a_load_that_hangs_is_ended_once_and_started_again() {
         (106_200, Event::Timer, vec![Action::Start(worker(0))]),
         (150_000, Event::Loaded(worker(0)), vec![]),
         (999_000, Event::Timer, vec![]),
+        (
+            999_001,
+            Event::Exited(worker(0), KILLED),
+            vec![Action::ReportDeath(worker(0), KILLED, BACKOFF_MIN)],
+        ),
+        (999_201, Event::Timer, vec![Action::Start(worker(0))]),
+        // Nobody could see it load until now.
+        (1_090_000, Event::Unseen, vec![]),
+        (1_099_201, Event::Timer, vec![]),
+        (1_190_000, Event::Timer, hangs(0)),
     ];
     for (millis, event, wanted) in table {
         assert_eq!(fleet.at(millis, event), wanted, "{millis} {event:?}");
