@@ -29,6 +29,11 @@ EDGES, EXPIRED, DROPPED = (f'{{__name__=~"tempo_metrics_generator_processor_serv
                            for name in ("edges", "expired_edges", "dropped_spans"))
 # Of panels that only Tempo's own generator feeds: what a collector has kept back is too old for it.
 DIRECT = " No data where a collector that samples stands before Tempo."
+# Of panels that only find what has a tenant.
+OWNED = (" Without dead letters that were replayed, and jobs whose gateway died while their client waited: "
+         "no span of theirs names a tenant.")
+# Of the graph: what says nothing of a job is left out of it there.
+OF_JOBS = " Behind a collector without looks at jobs and refusals."
 
 
 def overview():
@@ -280,12 +285,14 @@ def reliability():
 
 def tracing():
     rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
-    # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant.
+    # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant. Of
+    # one that has neither, what went wrong is to be found all the same: for that nobody's tenant is asked.
     of_tenant = '{ span.fresco.tenant =~ "$tenant" }'
     find = [
-        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace.",
-              "short", traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
-                               " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
+        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace."
+              + OWNED, "short",
+              traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
+                      " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
         # Rows of spans, for no override reaches a table within a table.
         panel("Slow jobs", "Whole jobs, from the gateway that followed them. An id opens the job at the gateway above; where "
@@ -295,15 +302,16 @@ def tracing():
                       tableType="spans"),
               kind="table", width=12,
               overrides=[link("fresco.job.id", "The job", "${gateway:raw}/v1/images/jobs/${__value.raw}")]),
-        panel("Failures", "Traces with spans that are errors, with what went wrong. A cancelled job is none.", "short",
-              traceql(of_tenant + " && { status = error } | select(span.fresco.job.id, span.fresco.tenant, span.error.type,"
-                      " resource.service.instance.id)"),
+        panel("Failures", "Traces with spans that are errors, with what went wrong. A cancelled job is none. Of all tenants.",
+              "short", traceql("{ status = error }"
+                               " | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"),
               kind="table", width=12),
-        panel("Tried again", "Messages that were delivered more than once, and attempts of workers that nobody heard of again.",
-              "short", traceql(of_tenant + ' && { name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
-                               " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.attempt, span.fresco.worker)"),
+        panel("Tried again", "Messages that were delivered more than once, and attempts of workers that nobody heard of again. "
+              "Of all tenants.", "short",
+              traceql('{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
+                      " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
               kind="table", width=12),
-        panel("Long denoising", "Denoising that took so long, below the message that asked for it.", "short",
+        panel("Long denoising", "Denoising that took so long, below the message that asked for it." + OWNED, "short",
               traceql(of_tenant + ' && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })'),
               kind="table", width=12),
         heatmap("Jobs by duration", "Of jobs that got their pictures. A point opens the trace of one.", "s",
@@ -323,11 +331,12 @@ def tracing():
               "minutes late.", "short",
               traceql("", kind="serviceMap"), kind="nodeGraph", width=12),
         panel("Edges", "Messages and calls per second. Those from clients and to SRT servers, who send no spans, count ten "
-              "minutes after they were made, when nobody else's half has come; of requests of this moment Rate tells.", "reqps",
+              "minutes after they were made, when nobody else's half has come; of requests of this moment Rate tells." + OF_JOBS,
+              "reqps",
               query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), must=True,
               width=6),
         panel("Failed edges", "Those of which either side failed. From clients and to SRT servers ten minutes late; Errors is "
-              "not.", "reqps",
+              "not." + OF_JOBS, "reqps",
               query(rate("traces_service_graph_request_failed_total", "client, server"), "{{client}} to {{server}}"), width=6),
         panel("In the queue", "p95 from sending a message to working on it." + DIRECT, "s",
               query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
@@ -382,7 +391,8 @@ def tenants():
               quantiles("fresco_tenant_queue_wait_seconds", by="tenant", of=(0.95,)), must=True),
         stacked("Images", "Pictures finished per minute.", "short",
                 query(per_minute("fresco_tenant_images_total", by="tenant"), "{{tenant}}"), must=True),
-        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps.", "s",
+        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps, outputs that ended with an error "
+              "included.", "s",
               query(f"{device} / sum by (tenant) (rate(fresco_tenant_images_total{INTERVAL}))", "{{tenant}}"), must=True),
         stacked("Jobs by outcome", "Requests that ended per minute.", "short",
                 query(per_minute("fresco_tenant_jobs_total", by="tenant, outcome"), "{{tenant}} {{outcome}}"), must=True),

@@ -206,13 +206,7 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
         (SLOW, whose(studio, longer), &[]),
         (SLOW, whose(studio, all), &["killed", "quick"]),
         (FAILURES, all, &["killed", "poisoned"]),
-        (FAILURES, whose(studio, all), &["killed"]),
-        (FAILURES, whose(press, all), &["poisoned"]),
-        (FAILURES, whose(nobody, all), &[]),
         (AGAIN, all, &["killed", "poisoned"]),
-        (AGAIN, whose(studio, all), &["killed"]),
-        (AGAIN, whose(press, all), &["poisoned"]),
-        (AGAIN, whose(nobody, all), &[]),
         (DENOISING, longer, &["slow"]),
         (DENOISING, whose(press, longer), &["slow"]),
         (DENOISING, whose(studio, longer), &[]),
@@ -241,8 +235,8 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
 
 const BY_ID: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { span.fresco.job.id =~ "$job" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"#;
 const SLOW: &str = r#"{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"#;
-const FAILURES: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { status = error } | select(span.fresco.job.id, span.fresco.tenant, span.error.type, resource.service.instance.id)"#;
-const AGAIN: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { name = "lost attempt" || span.messaging.nats.delivered_count > 1 } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.attempt, span.fresco.worker)"#;
+const FAILURES: &str = "{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)";
+const AGAIN: &str = r#"{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 } | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"#;
 const DENOISING: &str = r#"{ span.fresco.tenant =~ "$tenant" } && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })"#;
 const OF_STUDIO: &str = r#"{ span.fresco.tenant = "studio" }"#;
 /// By the requests alone: a job that no gateway lived to follow to its end is still somebody's.

@@ -1,10 +1,13 @@
 //! What Grafana takes, by its own types, and that nothing else passes for it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
-use integration::dashboards::{
-    dashboards,
-    schema::{Piece, faults, of_dashboard, of_data_sources},
+use integration::{
+    dashboards::{
+        dashboards,
+        schema::{Piece, faults, of_dashboard, of_data_sources},
+    },
+    root,
 };
 use serde_json::{Value, json};
 
@@ -27,6 +30,16 @@ fn grafana_takes_every_dashboard_and_data_source() {
     let told: Vec<_> = told.collect();
     assert!(told.is_empty(), "{}", told.join("\n"));
     assert!(pieces.len() > 200, "{}", pieces.len());
+}
+
+#[test]
+fn the_grafana_of_the_containers_is_the_one_whose_types_are_read() {
+    let text = |file: &str| fs::read_to_string(root().join(file)).unwrap();
+    let artefacts: Value = serde_json::from_str(&text("infra/setup/artefacts.json")).unwrap();
+    let compose: Value = serde_yaml_ng::from_str(&text("docker/compose.observe.yaml")).unwrap();
+    let types = artefacts["schema"]["version"].as_str().unwrap();
+    let image = compose["services"]["grafana"]["image"].as_str().unwrap();
+    assert_eq!(image, format!("grafana/grafana:{types}"));
 }
 
 /// The first shipped piece of a shape with this value at a place.
