@@ -92,7 +92,7 @@ impl Site {
 }
 
 /// The drain of a file that names none, and what an ordered stop takes besides.
-const STOPS_WITHIN: Duration = Duration::from_secs(60);
+const STOPS_WITHIN: Duration = Duration::from_secs(70);
 
 const REPLICAS: [&str; 4] = ["--replicas", "3", "--ack-wait-s", "5"];
 

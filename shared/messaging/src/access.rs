@@ -132,7 +132,7 @@ fn parse(text: &str) -> Option<Credentials> {
     good.then(|| Credentials::User(user.to_owned(), password.to_owned()))
 }
 
-/// A fresh key pair of a user. The server's configuration gets the public half only: it holds no secret of its clients.
+/// A key pair of a user. The server's configuration gets the public half only: it holds no secret of its clients.
 pub struct UserKey {
     /// For the server: `U…`.
     pub public: String,
@@ -148,6 +148,17 @@ impl UserKey {
             public: pair.public_key(),
             seed: pair.seed().expect("a fresh key pair has its private half"),
         }
+    }
+
+    /// The one whose private half `seed` is, if it is one of a user.
+    pub fn of_seed(seed: &str) -> Option<Self> {
+        let seed = seed.trim();
+        let pair = nkeys::KeyPair::from_seed(seed).ok()?;
+        let of_user = seed.starts_with("SU");
+        of_user.then(|| Self {
+            public: pair.public_key(),
+            seed: seed.to_owned(),
+        })
     }
 }
 
@@ -180,6 +191,17 @@ mod tests {
         ];
         for (text, wanted) in table {
             assert!(parse(&text) == wanted, "{}", text.len());
+        }
+    }
+
+    #[test]
+    fn a_seed_has_the_public_half_that_it_was_made_with() {
+        let key = UserKey::generate();
+        let read = UserKey::of_seed(&format!("{}\n", key.seed)).expect("a seed");
+        assert!(read.public == key.public && read.seed == key.seed);
+        let account = nkeys::KeyPair::new_account().seed().expect("a fresh pair");
+        for seed in [&account[..], &key.public[..], &key.seed[1..], "SU", ""] {
+            assert!(UserKey::of_seed(seed).is_none(), "{}", seed.len());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Streams, consumers and buckets on the server: created where missing, compared where present, never changed.
 //!
-//! A changed limit on a live stream can drop accepted messages and a re-created consumer forgets who holds what,
+//! A shorter age on a live stream, fewer messages a subject, and a smaller bucket that drops its oldest entries drop what was
+//! accepted (a work queue that gets a smaller limit of messages does not), and a re-created consumer forgets who holds what,
 //! so a difference is an operator's decision and here an error that names it. The client's own `get_or_create_*`
 //! ignores differences and its `create_consumer` silently updates a consumer that others share.
 

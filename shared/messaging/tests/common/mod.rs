@@ -71,6 +71,12 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Whether the server is a node of `cluster/node.conf`.
+    fn is_node(&self) -> bool {
+        let mut names = self.environment.iter().map(|(name, _)| name.as_str());
+        names.any(|name| name == "FRESCO_ROUTE_LISTEN")
+    }
+
     /// With this configuration, and all that it writes, in `dir`.
     fn written(dir: &TempDir, config: &str) -> Self {
         let file = dir.path().join("nats.conf");
@@ -276,7 +282,8 @@ fn server() -> PathBuf {
     server
 }
 
-/// Starts the server and waits for it to say that it is ready. Port -1 is any free one.
+/// Starts the server and waits for it to say that it is ready; a node listens for the others only after that, and is waited
+/// for longer. Port -1 is any free one.
 fn spawn(launch: &Launch, port: i32) -> (Child, u16, mpsc::Receiver<String>) {
     let store = launch
         .store
@@ -296,7 +303,8 @@ fn spawn(launch: &Launch, port: i32) -> (Child, u16, mpsc::Receiver<String>) {
         .expect("nats-server starts");
     let mut log = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
     let (mut text, mut port) = (String::new(), None);
-    loop {
+    let (mut ready, mut listens) = (false, !launch.is_node());
+    while !(ready && listens) {
         let Some(Ok(line)) = log.next() else {
             panic!("nats-server ended before it was ready:\n{text}")
         };
@@ -306,12 +314,10 @@ fn spawn(launch: &Launch, port: i32) -> (Child, u16, mpsc::Receiver<String>) {
                 .next()
                 .and_then(|port| port.parse().ok());
         }
-        let ready = line.contains("Server is ready");
+        ready |= line.contains("Server is ready");
+        listens |= line.contains("Listening for route connections on ");
         text.push_str(&line);
         text.push('\n');
-        if ready {
-            break;
-        }
     }
     // Somebody has to read the pipe, or the server blocks on its log. Most tests read nothing of it: what is told of
     // violations is kept, and there are few.

@@ -402,6 +402,19 @@ mod tests {
         ExportMetricsServiceResponse { partial_success }.encode_to_vec()
     }
 
+    /// That takes everything, in so many bytes.
+    fn taken_in(bytes: usize) -> Vec<u8> {
+        /// Two tags, and two lengths of three bytes each.
+        const AROUND_TEXT: usize = 8;
+        let partial_success = Some(ExportMetricsPartialSuccess {
+            rejected_data_points: 0,
+            error_message: "x".repeat(bytes - AROUND_TEXT),
+        });
+        let body = ExportMetricsServiceResponse { partial_success }.encode_to_vec();
+        assert_eq!(body.len(), bytes);
+        body
+    }
+
     #[tokio::test]
     async fn a_push_is_what_the_collector_answers() {
         for (status, body, wanted) in [
@@ -410,7 +423,8 @@ mod tests {
             (200, partial(-1), Outcome::Taken),
             (200, partial(3), Outcome::Partial { lost: 3 }),
             (200, b"<html>welcome</html>".to_vec(), Outcome::Failed),
-            (200, vec![0; ANSWER_BYTES_MAX + 1], Outcome::Failed),
+            (200, taken_in(ANSWER_BYTES_MAX), Outcome::Taken),
+            (200, taken_in(ANSWER_BYTES_MAX + 1), Outcome::Failed),
             (302, Vec::new(), Outcome::Failed),
             (307, Vec::new(), Outcome::Failed),
             (400, Vec::new(), Outcome::Failed),
