@@ -1,5 +1,5 @@
 //! Brings what differs on the broker to what is wanted: a person's step, while the deployment stands still. What a change drops, a
-//! smaller limit for one, is gone.
+//! shorter age for one, is gone.
 
 use async_nats::jetstream::{
     consumer,

@@ -210,8 +210,9 @@ fn credential(argument: &OsStr, site: &Site) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// A process gets its role's credentials from systemd, which reads them as root: were the folder readable for the user whom
-/// all roles share, each of them could be every other one.
+/// A process gets its role's credentials from systemd, which reads them as root, so that the folder is not for the user whom all
+/// roles share. That stops mistakes, and no process that is taken over: what another one of that user was handed is there under
+/// its `/proc/PID/root`.
 fn credential_lines(child: &ChildSpec, site: &Site) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     for argument in &child.arguments {
@@ -416,7 +417,7 @@ drain_s = 40
     }
 
     #[test]
-    fn a_process_can_read_its_own_credentials_and_no_others() {
+    fn a_unit_names_the_credentials_of_its_role_and_no_others() {
         let units = rendered(FLEET);
         let roles = [
             ("gateway", &["gateway.nk"][..]),
