@@ -87,14 +87,16 @@ impl Bus {
         let stream = config.name.clone();
         let at = |verb: &str| format!("STREAM.{verb}.{stream}");
         let body = |config: &stream::Config| Bytes::from(json!(config).to_string());
+        let create_anew = async |config| {
+            let config = made_anew(config);
+            self.api::<Answer>(&name, at("CREATE"), body(&config)).await
+        };
         let emptied = Change::Emptied(name.clone());
         let info = self.api::<stream::Info>(&name, at("INFO"), Bytes::new());
         let Some(stream::Info { config: found, .. }) = info.await? else {
             if changes.contains(&emptied) {
                 // By a try of ours that did not get as far as making it again.
-                let config = made_anew(config);
-                self.api::<Answer>(&name, at("CREATE"), body(&config))
-                    .await?;
+                create_anew(config).await?;
             }
             return Ok(());
         };
@@ -111,9 +113,7 @@ impl Bus {
             }
             self.api::<Answer>(&name, at("DELETE"), Bytes::new())
                 .await?;
-            let config = made_anew(config);
-            self.api::<Answer>(&name, at("CREATE"), body(&config))
-                .await?;
+            create_anew(config).await?;
             return Ok(());
         }
         self.api::<Answer>(&name, at("UPDATE"), body(&config))

@@ -68,6 +68,11 @@ impl FleetFile {
         denoisers.map_or(&[], |denoisers| &denoisers.devices)
     }
 
+    /// Whether anybody in it does: a gateway alone loads nothing, whatever others run.
+    fn loads_a_model(&self) -> bool {
+        self.engine != EngineName::Replay && (self.ar.is_some() || self.denoisers.is_some())
+    }
+
     fn ar_devices(&self) -> &[u16] {
         self.ar.as_ref().map_or(&[], |ar| &ar.devices)
     }

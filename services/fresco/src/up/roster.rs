@@ -26,20 +26,20 @@ pub(crate) fn is(worker: &WorkerPresence, host: &str, process: u32) -> bool {
     worker.process == process && worker.host == host
 }
 
+/// As what `process` on `host` is among `workers`, if it is there.
+fn state(workers: &[WorkerPresence], host: &str, process: u32) -> Option<WorkerState> {
+    let it = workers.iter().find(|worker| is(worker, host, process));
+    it.map(|worker| worker.state)
+}
+
 /// Whether `process` on `host` is among `workers` as one that takes work.
 pub(crate) fn works(workers: &[WorkerPresence], host: &str, process: u32) -> bool {
-    let is_it = |worker: &&WorkerPresence| is(worker, host, process);
-    workers
-        .iter()
-        .find(is_it)
-        .is_some_and(|worker| worker.state.takes_work())
+    state(workers, host, process).is_some_and(WorkerState::takes_work)
 }
 
 /// Whether `process` on `host` is among `workers` as one that does not load any more. It may be in quarantine.
 pub(crate) fn has_loaded(workers: &[WorkerPresence], host: &str, process: u32) -> bool {
-    let is_it = |worker: &&WorkerPresence| is(worker, host, process);
-    let it = workers.iter().find(is_it);
-    it.is_some_and(|worker| worker.state != WorkerState::Loading)
+    state(workers, host, process).is_some_and(|state| state != WorkerState::Loading)
 }
 
 /// Who is called `name`, and its process, while it runs.

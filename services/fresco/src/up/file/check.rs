@@ -14,9 +14,7 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
         return Err("`times` goes with engine = \"replay\", and only with it".to_owned());
     }
     let ar = file.ar.as_ref();
-    // Who has neither table loads nothing.
-    let loads = ar.is_some() || file.denoisers.is_some();
-    if replays && file.model.is_some() || loads && !replays && file.model.is_none() {
+    if replays && file.model.is_some() || file.loads_a_model() && file.model.is_none() {
         return Err("`model` goes with every engine but \"replay\"".to_owned());
     }
     if ar.is_some_and(|ar| (file.engine == EngineName::Srt) == ar.srt_urls.is_empty()) {
@@ -77,8 +75,7 @@ fn check_tables(file: &FleetFile) -> Result<(), String> {
 
 /// One denoiser a device, and a model where it is meant to be.
 fn check_devices(file: &FleetFile) -> Result<(), String> {
-    let loads = file.ar.is_some() || file.denoisers.is_some();
-    if loads && file.engine != EngineName::Replay && file.pin.is_none() {
+    if file.loads_a_model() && file.pin.is_none() {
         return Err(
             "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
         );

@@ -61,9 +61,9 @@ impl Supervisor {
     /// When somebody has loaded for too long to be believed.
     pub(super) fn next_hung_load(&self) -> Option<Instant> {
         let hang = self.limits.loading_hang?;
-        let loading = self.children.iter().filter_map(Child::loading_since);
-        let seen = |since: Instant| self.unseen.map_or(since, |unseen| unseen.max(since));
-        loading.map(|since| seen(since) + hang).min()
+        let children = self.children.iter();
+        let loading = children.filter_map(|child| child.loading_since(self.unseen));
+        loading.map(|since| since + hang).min()
     }
 
     /// Ends who hangs while it loads; its end is an exit like any other. Nobody else finds it: it has never shown up. Its time
@@ -77,9 +77,8 @@ impl Supervisor {
             return;
         };
         for (index, child) in self.children.iter_mut().enumerate() {
-            let seen = |since: Instant| self.unseen.map_or(since, |unseen| unseen.max(since));
-            let hangs = |since: Instant| seen(since) + hang <= now;
-            if child.loading_since().is_some_and(hangs)
+            let hangs = |since: Instant| since + hang <= now;
+            if child.loading_since(self.unseen).is_some_and(hangs)
                 && let Life::Running { loading, .. } = &mut child.life
             {
                 *loading = Loading::Hung;
@@ -126,13 +125,14 @@ impl Supervisor {
 }
 
 impl Child {
-    /// Since when it loads, if it does and nobody has ended it for that.
-    fn loading_since(&self) -> Option<Instant> {
+    /// Since when it loads and could be seen to have loaded, if it does and nobody has ended it for that. `unseen` is when that
+    /// last could not be seen.
+    fn loading_since(&self, unseen: Option<Instant>) -> Option<Instant> {
         match self.life {
             Life::Running {
                 since,
                 loading: Loading::Placed { .. } | Loading::Late,
-            } => Some(since),
+            } => Some(unseen.map_or(since, |unseen| unseen.max(since))),
             Life::Running { .. } | Life::Waiting | Life::Backoff { .. } | Life::Ended => None,
         }
     }
