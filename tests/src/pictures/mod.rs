@@ -19,6 +19,9 @@ use plotters::{
 pub use self::found::{Found, find};
 use crate::{dashboards::Dashboard, otlp::Tree, scenario::Scenario};
 
+/// Of one picture's file, so that a page with all of them opens at once; a server of pages packs them to a tenth.
+pub const BYTES_MAX: u64 = 256 << 10;
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -92,6 +95,15 @@ pub async fn dashboard(file: &Path, dashboard: &Dashboard, scenario: &Scenario) 
         draw_panel(&area, title, panel, &found)?;
     }
     page.present()?;
+    small_enough(file)
+}
+
+/// Told by who draws, not first by the test that reads what was committed.
+fn small_enough(file: &Path) -> Drawn {
+    let bytes = std::fs::metadata(file)?.len();
+    if bytes > BYTES_MAX {
+        return Err(format!("{}: {bytes} bytes, over {BYTES_MAX}", file.display()).into());
+    }
     Ok(())
 }
 
@@ -134,7 +146,7 @@ pub fn trace(file: &Path, tree: &Tree) -> Drawn {
         .shrink((16, 8), (WIDTH - 32, spans * tree::LINE + 32));
     tree::waterfall(&body, tree)?;
     page.present()?;
-    Ok(())
+    small_enough(file)
 }
 
 /// A filled box.
