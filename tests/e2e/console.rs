@@ -3,21 +3,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use console_api::instrument::{InstrumentRequest, instrument_client::InstrumentClient};
-use integration::{
-    binary,
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
-};
+use integration::{binary, fleet::Fleet};
 use protocol::Role;
-use replay::{ArTimes, DenoiseTimes, Table};
 use tokio::process::Command;
-
-const TIMES: Table = Table {
-    ar: ArTimes::new(&[(1, 5.0)], 254),
-    denoise: DenoiseTimes {
-        step_ms: 5.0,
-        decode_ms: 2.0,
-    },
-};
 
 /// Where the process that wrote this log serves its console.
 fn address(log: &str) -> String {
@@ -49,15 +37,7 @@ async fn until_shown(address: &str, wanted: &str) {
 
 #[tokio::test]
 async fn each_roles_tasks_are_shown_by_where_they_began() {
-    let flags = ["--tokio-console", "127.0.0.1:0"];
-    let fleet = Fleet::start(Size {
-        denoisers: 1,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Replay(TIMES),
-        shell_flags: flags.map(str::to_owned).to_vec(),
-        ..Size::default()
-    })
-    .await;
+    let fleet = Fleet::quick(&["--tokio-console", "127.0.0.1:0"]).await;
     for (log, own) in [
         (fleet.gateway_process.log(), "services/gateway/"),
         (fleet.ar_batcher.log(), "services/ar-batcher/"),

@@ -3,22 +3,14 @@
 use std::{fs, net::SocketAddr};
 
 use integration::{
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size, until},
+    fleet::{Fleet, until},
     http,
 };
 use protocol::Role;
-use replay::{ArTimes, DenoiseTimes, Table};
 use reqwest::{Client, Method, StatusCode};
 use serde_json::json;
 use tempfile::TempDir;
 
-const TIMES: Table = Table {
-    ar: ArTimes::new(&[(1, 5.0)], 254),
-    denoise: DenoiseTimes {
-        step_ms: 5.0,
-        decode_ms: 2.0,
-    },
-};
 const KEY: &str = "a-key-of-the-operators-0123456789";
 
 /// A fleet whose processes have the key.
@@ -26,16 +18,7 @@ async fn fleet(folder: &TempDir) -> Fleet {
     let file = folder.path().join("admin.key");
     fs::write(&file, format!("{KEY}\n")).unwrap();
     let flags = ["--admin-key-file", file.to_str().unwrap(), "--log", "info"];
-    let fleet = Fleet::start(Size {
-        denoisers: 1,
-        ack_wait: REPLAY_ACK_WAIT,
-        engine: Engine::Replay(TIMES),
-        shell_flags: flags.map(str::to_owned).to_vec(),
-        ..Size::default()
-    })
-    .await;
-    fleet.script(&[]);
-    fleet
+    Fleet::quick(&flags).await
 }
 
 /// Where each of the fleet's processes answers probes, by role.

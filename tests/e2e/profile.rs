@@ -4,11 +4,10 @@ use std::process::{Output, Stdio};
 
 use integration::{
     binary,
-    fleet::{Engine, Fleet, Size},
+    fleet::{Fleet, Size},
     http,
 };
 use protocol::{Role, WorkerPresence};
-use replay::{ArTimes, DenoiseTimes, Table};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -157,21 +156,8 @@ async fn a_profiled_step_shows_its_operators_and_paints_the_same_picture() {
 
 #[tokio::test]
 async fn what_cannot_be_profiled_says_why() {
-    let table = Table {
-        ar: ArTimes::new(&[(1, 1.0)], 254),
-        denoise: DenoiseTimes {
-            step_ms: 1.0,
-            decode_ms: 1.0,
-        },
-    };
     let (_folder, key) = key_file();
-    let mut fleet = Fleet::start(Size {
-        denoisers: 1,
-        shell_flags: vec!["--admin-key-file".to_owned(), key.clone()],
-        engine: Engine::Replay(table),
-        ..Size::default()
-    })
-    .await;
+    let mut fleet = Fleet::quick(&["--admin-key-file", &key]).await;
     let denoiser = worker(&fleet, Role::Denoiser).await;
     let [denoiser_name, gateway] = [denoiser.clone(), worker(&fleet, Role::Gateway).await]
         .map(|worker| worker.worker.to_string());

@@ -12,19 +12,10 @@ use integration::{
     fleet::Fleet,
     tenants::{PRESS, STUDIO, tenants_file},
 };
-use replay::{ArTimes, DenoiseTimes, Table};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
-
-const TIMES: Table = Table {
-    ar: ArTimes::new(&[(1, 5.0)], 254),
-    denoise: DenoiseTimes {
-        step_ms: 5.0,
-        decode_ms: 2.0,
-    },
-};
 
 /// `fresco generate` with these flags; whether it wrote a picture, and what it said.
 async fn generate(gateway: &Api, out: &Path, flags: &[&str], key: Option<&str>) -> (bool, String) {
@@ -54,7 +45,7 @@ fn key_file(folder: &TempDir, key: &str) -> PathBuf {
 
 #[tokio::test]
 async fn two_tenants_share_the_devices_and_nothing_else() {
-    let (fleet, folder) = (Fleet::replay(1, TIMES).await, TempDir::new().unwrap());
+    let (fleet, folder) = (Fleet::quick(&[]).await, TempDir::new().unwrap());
     let tenants = tenants_file(folder.path());
     let flags = ["--tenants", tenants.to_str().unwrap()];
     let (process, gateway) = fleet.start_gateway("tenants", &flags).await;

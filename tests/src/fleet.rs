@@ -11,7 +11,7 @@ use std::{
 
 use messaging::Bus;
 use protocol::{OutputId, Role, WorkerPresence, WorkerState, limits::ACK_WAIT};
-use replay::{Rule, Table};
+use replay::{ArTimes, DenoiseTimes, Rule, Table};
 use tempfile::TempDir;
 
 use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process, tiny_model};
@@ -33,6 +33,15 @@ pub const START_WITHIN: Duration = Duration::from_secs(60);
 
 /// The ack deadline of [`Fleet::replay`].
 pub const REPLAY_ACK_WAIT: Duration = Duration::from_secs(3);
+
+/// Engines that only just take a time.
+pub const QUICK: Table = Table {
+    ar: ArTimes::new(&[(1, 5.0)], 254),
+    denoise: DenoiseTimes {
+        step_ms: 5.0,
+        decode_ms: 2.0,
+    },
+};
 
 /// Who writes and paints.
 #[derive(Debug, Clone)]
@@ -134,6 +143,20 @@ impl Fleet {
             ..Size::default()
         };
         let fleet = Self::start(size).await;
+        fleet.script(&[]);
+        fleet
+    }
+
+    /// One denoiser, [`QUICK`] engines with an empty script, and these flags for every process besides, the gateway's too.
+    pub async fn quick(flags: &[&str]) -> Self {
+        let fleet = Self::start(Size {
+            denoisers: 1,
+            ack_wait: REPLAY_ACK_WAIT,
+            engine: Engine::Replay(QUICK),
+            shell_flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            ..Size::default()
+        });
+        let fleet = fleet.await;
         fleet.script(&[]);
         fleet
     }

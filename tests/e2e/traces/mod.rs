@@ -10,7 +10,7 @@ mod tree;
 
 use integration::{
     TINY_CODEBOOK_SIZE,
-    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size},
+    fleet::{Engine, Fleet, QUICK, REPLAY_ACK_WAIT, Size},
     http::Answer,
     otlp::{Captured, Collector, Tree},
     srt::{FakeSrt, Setup},
@@ -19,14 +19,6 @@ use protocol::trace::{attribute, span, value};
 use replay::{ArTimes, DenoiseTimes, Table, Times};
 use reqwest::Client;
 use serde_json::{Value, json};
-
-const QUICK: Table = Table {
-    ar: ArTimes::new(&[(1, 5.0)], 254),
-    denoise: DenoiseTimes {
-        step_ms: 5.0,
-        decode_ms: 5.0,
-    },
-};
 
 /// The trace that a client started, and whether it is to be sampled.
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
