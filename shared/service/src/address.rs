@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use warp::http::Uri;
+use reqwest::Url;
 
 /// An address that nobody can call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,28 +48,42 @@ pub fn callable(text: &str) -> Result<IpAddr, String> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicUrl(String);
 
-const NO_PUBLIC_URL: &str = "not http://HOST or https://HOST, with a path at most";
+const NO_PUBLIC_URL: &str = "not http://HOST or https://HOST, with a port and a path at most";
 
 impl FromStr for PublicUrl {
     type Err = String;
+    /// As clients read it, who take `http://0` for 0.0.0.0 and leave `#...` out.
     fn from_str(text: &str) -> Result<Self, String> {
-        let url: Uri = text.parse().map_err(|_| NO_PUBLIC_URL.to_owned())?;
-        let of_web = matches!(url.scheme_str(), Some("http" | "https"));
-        let authority = url
-            .authority()
-            .filter(|authority| !authority.as_str().contains('@'));
-        let Some(authority) = authority.filter(|_| of_web && url.query().is_none()) else {
-            return Err(NO_PUBLIC_URL.to_owned());
-        };
-        let host = authority.host();
+        let url: Url = text.parse().map_err(|_| NO_PUBLIC_URL.to_owned())?;
+        let host = url.host_str().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let named = |host: &str| {
+            host.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+        };
         match bare.parse::<IpAddr>() {
             Ok(ip) if ip.to_canonical().is_unspecified() => {
                 Err(AddressError::Wildcard(ip).to_string())
             }
-            Ok(_) | Err(_) => Ok(Self(text.trim_end_matches('/').to_owned())),
+            Ok(_) if is_plain(&url) => Ok(Self(kept(&url))),
+            Err(_) if is_plain(&url) && named(host) => Ok(Self(kept(&url))),
+            Ok(_) | Err(_) => Err(NO_PUBLIC_URL.to_owned()),
         }
     }
+}
+
+/// Whether this is nothing but a scheme of the web, a host, a port that one can call and a path.
+fn is_plain(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+        && url.username().is_empty()
+        && url.password().is_none()
+        && url.query().is_none()
+        && url.fragment().is_none()
+        && url.port() != Some(0)
+}
+
+fn kept(url: &Url) -> String {
+    url.as_str().trim_end_matches('/').to_owned()
 }
 
 impl fmt::Display for PublicUrl {
@@ -155,8 +169,15 @@ mod tests {
 
     #[test]
     fn what_clients_are_told_is_an_address_that_they_can_call() {
-        let url: PublicUrl = "https://example.com/fresco/".parse().expect("a URL");
-        assert_eq!(url.to_string(), "https://example.com/fresco");
+        for (good, told) in [
+            ("https://example.com/fresco/", "https://example.com/fresco"),
+            ("http://node-7_a:8080", "http://node-7_a:8080"),
+            ("http://10.0.0.5", "http://10.0.0.5"),
+            ("http://[fd00::1]:8080/", "http://[fd00::1]:8080"),
+        ] {
+            let url: PublicUrl = good.parse().expect(good);
+            assert_eq!(url.to_string(), told);
+        }
         for bad in [
             "",
             "example.com",
@@ -167,6 +188,16 @@ mod tests {
             "http://0.0.0.0:8080",
             "https://[::]/images",
             "https://[::ffff:0.0.0.0]",
+            "http://0:8080",
+            "http://0x0/",
+            "http://0.0",
+            "http://*:8080",
+            "http://:8080",
+            "http://host:0",
+            "http://host:99999",
+            "http://host#images",
+            "http://host%20name",
+            "http://host/?",
         ] {
             assert!(bad.parse::<PublicUrl>().is_err(), "{bad}");
         }
