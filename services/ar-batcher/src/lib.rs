@@ -30,9 +30,11 @@ use protocol::{
 use service::{
     Admission, BusArgs, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure,
+    health,
     metrics::{Metrics, Process},
     profile::Probes,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     bench::Bench,
@@ -166,10 +168,9 @@ pub async fn run(
     let health = Health::new();
     let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
     let cache_counters = CacheCounters::register(&metrics);
-    let serve = |metrics| service::health::serve(&args.shell, health.clone(), metrics, shutdown);
+    let ended = CancellationToken::new();
+    let serve = |metrics| health::serve(&args.shell, health.clone(), metrics, shutdown, &ended);
     let health_address = serve(metrics.clone()).await?;
-    let health_address = service::address::advertised(health_address, args.shell.advertise)
-        .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
@@ -229,6 +230,7 @@ pub async fn run(
     let outcome = Driver::new(parts).run(queues).await;
     health.set_not_ready("stopping");
     member.leave();
+    ended.cancel();
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))

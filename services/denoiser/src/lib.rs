@@ -24,9 +24,11 @@ use protocol::{Role, WorkerId};
 use service::{
     BusArgs, DeviceThread, Health, ModelArgs, ReplayArgs, RetryArgs, ShellArgs, Shutdown,
     exit::Failure,
+    health,
     metrics::{Metrics, Process, number},
     profile::Probes,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, torch::TorchEngine,
@@ -93,10 +95,9 @@ pub async fn run(
 ) -> Result<(), Failure> {
     let health = Health::new();
     let (process, counters) = (Process::register(&metrics), Counters::register(&metrics));
-    let serve = |metrics| service::health::serve(&args.shell, health.clone(), metrics, shutdown);
+    let ended = CancellationToken::new();
+    let serve = |metrics| health::serve(&args.shell, health.clone(), metrics, shutdown, &ended);
     let health_address = serve(metrics.clone()).await?;
-    let health_address = service::address::advertised(health_address, args.shell.advertise)
-        .map_err(|error| Failure::unusable(&error))?;
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
@@ -150,6 +151,7 @@ pub async fn run(
     let outcome = worker.run(queue).await;
     health.set_not_ready("stopping");
     member.leave();
+    ended.cancel();
     shutdown.finish(args.shell.grace).await;
     member.bus.close().await;
     outcome.map_err(|error| Failure::failed(&error))

@@ -130,7 +130,6 @@ pub async fn start(
     let results = Results::start(&bus, &shutdown.tracker, effects.clone()).await?;
     let (counters, rooms) = measured(&config, &metrics, &bus);
     let (health, probes) = serve_probes(&config.shell, metrics, &shutdown, &effects).await?;
-    let told = service::address::advertised(probes, config.shell.advertise)?;
     let result_ttl = ResultTtl::default();
     let (patient, patient_seen) = watch::channel(false);
     let watch = Watch {
@@ -143,7 +142,7 @@ pub async fn start(
         job_timeout: config.job_timeout,
         own: Own {
             id: name,
-            health_address: told,
+            health_address: probes,
         },
         tracker: shutdown.tracker.clone(),
         stop: shutdown.token.clone(),
@@ -244,12 +243,8 @@ async fn serve_probes(
     answered: &CancellationToken,
 ) -> anyhow::Result<(Health, SocketAddr)> {
     let health = Health::new();
-    let until_answered = Shutdown {
-        token: answered.clone(),
-        tracker: shutdown.tracker.clone(),
-    };
-    let address = service::health::serve(shell, health.clone(), metrics, &until_answered).await?;
-    Ok((health, address))
+    let serving = service::health::serve(shell, health.clone(), metrics, shutdown, answered);
+    Ok((health, serving.await?))
 }
 
 /// Serves the API until shutdown and the last answer; the receiver hears of that.
@@ -276,13 +271,16 @@ impl Running {
     pub async fn finish(mut self) {
         self.shutdown.token.cancelled().await;
         let start = Instant::now();
-        let served = timeout_at(start + self.grace.mul_f64(ANSWERS_DUE), &mut self.served).await;
+        let due = start + self.grace.mul_f64(ANSWERS_DUE);
+        let hurry = self.shutdown.hurry.clone();
+        let answered = hurry.run_until_cancelled(timeout_at(due, &mut self.served));
+        let answered = matches!(answered.await, Some(Ok(_)));
         self.answers_due.cancel();
-        if served.is_err()
-            && timeout_at(start + self.grace, &mut self.served)
-                .await
-                .is_err()
-        {
+        let cut_off = !answered && {
+            let told = Instant::now() + self.grace.mul_f64(1.0 - ANSWERS_DUE);
+            timeout_at(told, &mut self.served).await.is_err()
+        };
+        if cut_off {
             tracing::warn!("requests are cut off: the grace period is over");
         }
         self.effects.cancel();

@@ -6,10 +6,12 @@ mod log_filter;
 use std::net::SocketAddr;
 
 use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
 use warp::{Filter, Reply, filters::BoxedFilter, http::StatusCode};
 
 use crate::{
     AdminKey, ShellArgs, Shutdown,
+    address::advertised,
     exit::Failure,
     metrics::Metrics,
     profile::{self, Profiles},
@@ -158,21 +160,25 @@ async fn exposition(metrics: &Metrics) -> warp::reply::Response {
     }
 }
 
-/// Serves [`routes`] and, under its key, `/logfilter` and `/profile`, until shutdown; returns the address it got.
+/// Serves [`routes`] and, under its key, `/logfilter` and `/profile`, until `ended`; returns the address that others call.
+///
+/// What a stopping process still does is seen until then; only who asks for a profile is sent away at once.
 pub async fn serve(
     shell: &ShellArgs,
     health: Health,
     metrics: Metrics,
     shutdown: &Shutdown,
+    ended: &CancellationToken,
 ) -> Result<SocketAddr, Failure> {
     let (address, admin_key) = (shell.health_listen, shell.admin_key.clone());
     let failed = |error| Failure::Failed(format!("cannot listen on {address}: {error}"));
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
+    let told = advertised(bound, shell.advertise).map_err(|error| Failure::unusable(&error))?;
     if admin_key.as_ref().is_some_and(AdminKey::is_readable_by_all) {
         tracing::warn!("every user of this machine can read --admin-key-file");
     }
-    let stop = shutdown.token.clone().cancelled_owned();
+    let stop = ended.clone().cancelled_owned();
     let not_found = warp::any().map(|| StatusCode::NOT_FOUND.into_response());
     let stop_asking = shutdown.token.clone();
     let routes = routes(health.clone(), metrics)
@@ -185,7 +191,7 @@ pub async fn serve(
     shutdown
         .tracker
         .spawn(warp::serve(routes).incoming(listener).graceful(stop).run());
-    Ok(bound)
+    Ok(told)
 }
 
 #[cfg(test)]

@@ -32,6 +32,6 @@ pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::{Health, Upstream};
 pub use model_args::ModelArgs;
 pub use replay_args::ReplayArgs;
-pub use shutdown::{Hangup, Shutdown};
+pub use shutdown::{Hangup, IMPATIENT_AFTER, Shutdown};
 pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};
 pub use unshown::{Unshown, unshown};

@@ -1,40 +1,41 @@
 //! How a process stops: a signal cancels the token, every task sees it, gives back what it holds and returns, and
-//! the tracker waits for all of them up to the grace period.
+//! the tracker waits for all of them up to the grace period. A second signal says that whoever still waits is to wait no
+//! longer.
 
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// A wish to stop this long after the first one is an impatient one. An earlier one is the same wish twice: a terminal's
+/// Ctrl-C reaches a script and what it started, and the script passes it on.
+pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
 
 /// The stop signal and the tasks that have to see it.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     /// Cancelled when the process shall stop.
     pub token: CancellationToken,
+    /// Cancelled after that, when nobody is to be kept waiting any more.
+    pub hurry: CancellationToken,
     /// Every task of the process.
     pub tracker: TaskTracker,
 }
 
 impl Shutdown {
     /// Cancels the token at the first SIGTERM, SIGINT or SIGHUP (the terminal is gone), but for one that the caller had
-    /// ignored.
+    /// ignored, and `hurry` at one that comes [`IMPATIENT_AFTER`] it or later.
     pub fn on_signals() -> std::io::Result<Self> {
         let shutdown = Self::default();
-        let (mut terminate, mut interrupt) = (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        );
-        let mut hangup = Hangup::listen()?;
-        let token = shutdown.token.clone();
+        let signals = Signals::listen()?;
+        let (token, hurry) = (shutdown.token.clone(), shutdown.hurry.clone());
         shutdown.tracker.spawn(async move {
-            let name = tokio::select! {
-                _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
-                () = hangup.recv() => "SIGHUP",
-                () = token.cancelled() => return,
-            };
-            tracing::info!(signal = name, "stopping");
-            token.cancel();
+            hurry
+                .run_until_cancelled(obey(signals, token, &hurry))
+                .await;
         });
         Ok(shutdown)
     }
@@ -42,6 +43,7 @@ impl Shutdown {
     /// Waits for every task, at most `grace`; says whether all ended.
     pub async fn finish(&self, grace: Duration) -> bool {
         self.token.cancel();
+        self.hurry.cancel();
         self.tracker.close();
         let ended = tokio::time::timeout(grace, self.tracker.wait())
             .await
@@ -54,6 +56,46 @@ impl Shutdown {
             );
         }
         ended
+    }
+}
+
+async fn obey(mut signals: Signals, token: CancellationToken, hurry: &CancellationToken) {
+    let signal = signals.recv().await;
+    tracing::info!(signal, "stopping");
+    token.cancel();
+    let first = Instant::now();
+    loop {
+        let signal = signals.recv().await;
+        if first.elapsed() >= IMPATIENT_AFTER {
+            tracing::info!(signal, "nobody is kept waiting any more");
+            hurry.cancel();
+        }
+    }
+}
+
+/// Whatever asks a process to stop.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Hangup,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: Hangup::listen()?,
+        })
+    }
+
+    /// The next one's name. Cancellation safe.
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            () = self.hangup.recv() => "SIGHUP",
+        }
     }
 }
 

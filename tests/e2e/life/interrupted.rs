@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use integration::{
-    fleet::{Fleet, REPLAY_ACK_WAIT, until},
+    fleet::{Engine, Fleet, REPLAY_ACK_WAIT, Size, until},
     http,
 };
+use nix::sys::signal::Signal;
 use protocol::{OutputId, OutputState, Role, WorkStage};
 use replay::{ArTimes, Table};
 use serde_json::json;
+use service::IMPATIENT_AFTER;
 
 use super::{QUICK, SLOW, in_background, request};
 
@@ -78,6 +80,31 @@ async fn a_life_tells_where_an_output_is_and_who_tried() {
         1,
         "only the one that is still open"
     );
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_told_twice_answers_who_waits_at_once() {
+    let waits_long = ["--grace-s", "600"].map(str::to_owned);
+    let mut fleet = Fleet::start(Size {
+        denoisers: 1,
+        engine: Engine::Replay(SLOW),
+        shell_flags: waits_long.to_vec(),
+        ..Size::default()
+    })
+    .await;
+    fleet.script(&[]);
+    let job = in_background(&fleet, vec![request("a fox", 400)]);
+    fleet.until_painting().await;
+    fleet.gateway_process.signal(Signal::SIGTERM);
+    // Sooner it would be the same wish.
+    tokio::time::sleep(IMPATIENT_AFTER).await;
+    fleet.gateway_process.signal(Signal::SIGTERM);
+    let answer = job.join_all().await.remove(0);
+    assert_eq!(answer.status, 503, "{answer:?}");
+    let said = answer.body["error"]["message"].to_string();
+    assert!(said.contains("the job goes on"), "{said}");
+    let ended = fleet.gateway_process.end(Duration::from_secs(10)).await;
+    assert!(ended.success(), "{ended}");
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use self::{starting::backoff, stopping::Stopping};
 pub use self::{
     starting::{BACKOFF_MAX, BACKOFF_MIN, STABLE_AFTER, START_ATTEMPTS_MAX},
-    stopping::{IMPATIENT_AFTER, LEAVE_AFTER, SERVICES_STOP_MAX, STOP_MAX},
+    stopping::{LEAVE_AFTER, SERVICES_STOP_MAX, STOP_MAX},
 };
 
 /// A life shorter than this cannot have missed three probes 2 s apart: the one that hung was the one before it.

@@ -45,7 +45,7 @@ async fn process() {
     health.set_ready();
     let metrics = Metrics::new(Role::Denoiser);
     let shell = Flags::parse_from(["worker"]).shell;
-    let address = service::health::serve(&shell, health, metrics, &shutdown);
+    let address = service::health::serve(&shell, health, metrics, &shutdown, &shutdown.token);
     let joining = Joining {
         health_address: address.await.unwrap(),
         host: service::host::name(),

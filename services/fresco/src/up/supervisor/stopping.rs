@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use service::IMPATIENT_AFTER;
 use tokio::time::Instant;
 
 use super::{Action, Child, ChildId, Ending, Layer, Life, Phase, Supervisor};
@@ -14,14 +15,11 @@ pub const STOP_MAX: Duration = Duration::from_millis(4_500);
 /// From the last kill until whoever is still there is left: a process that a hung driver holds ends with it, not with us.
 pub const LEAVE_AFTER: Duration = Duration::from_secs(2);
 
-/// A wish to stop this long after the last one is an impatient one. An earlier one is the same wish twice: a
-/// terminal's Ctrl-C reaches a script and us, and the script passes it on.
-pub const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
-
 /// The deadlines of a stop; each is taken when it has been acted on.
 #[derive(Debug)]
 pub(super) struct Stopping {
     ending: Ending,
+    begun_at: Instant,
     /// Of the last wish that was acted on.
     wished_at: Instant,
     /// Until then the workers go on; those who took requests are killed then.
@@ -81,6 +79,7 @@ impl Supervisor {
         };
         self.phase = Phase::Stopping(Stopping {
             ending,
+            begun_at: now,
             wished_at: now,
             drain_until: Some(now + drain),
             services_kill_at: None,
@@ -123,6 +122,10 @@ impl Supervisor {
                 return;
             }
             stopping.drain_until = None;
+            if now.duration_since(stopping.begun_at) >= IMPATIENT_AFTER {
+                // Once more, so that clients who still wait are answered and not cut off.
+                actions.extend(fronts.iter().copied().map(Action::Terminate));
+            }
             stopping.services_kill_at = Some(now + SERVICES_STOP_MAX);
             stopping.kill_at = Some(now + STOP_MAX);
             actions.extend(workers.iter().copied().map(Action::Terminate));
