@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use messaging::Bus;
 use tokio::{
     sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval},
 };
 
 use super::{
@@ -68,7 +68,7 @@ impl Checkup {
                 Question::Alive => "livez",
             };
             let answer = ask(&client, &format!("http://{address}/{path}")).await;
-            if let Some(Action::End) = pulse.apply(process, answer) {
+            if let Some(Action::End) = pulse.apply(process, answer, Instant::now()) {
                 self.events.send(Event::Hung(id)).await.ok();
             }
         }
