@@ -1,5 +1,10 @@
 //! `fresco fleet systemd`: the units of a fleet file, for a machine whose processes systemd starts, restarts and stops. The same
 //! programs with the same flags as `fresco up --fleet`, so that one file says what runs.
+//!
+//! Each unit has a user of its own, whom systemd makes when it starts and takes away when it has stopped (`DynamicUser`). What
+//! only one process may know is handed to it as a credential: a process that is taken over reads neither the memory nor the
+//! credentials of another one, because it is somebody else's. One user for all would be simpler, and has all of them for whoever
+//! has one; a fixed user a role would have to be made on each machine, and would still be that of fourteen denoisers.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -28,6 +33,18 @@ const HEALTH_PORT: u16 = 8081;
 
 /// The credential of the broker's system account, which not every machine has to have.
 const SYSTEM_CREDENTIAL: &str = "system.nk";
+
+/// What the operator's key is called where a unit finds it.
+const ADMIN_KEY: &str = "admin.key";
+
+/// The same of the tenants.
+const TENANTS: &str = "tenants.toml";
+
+/// Who may use Ascend's devices: the group of their driver, unless it was installed with another one.
+const ASCEND: (&str, &str) = ("ASCEND_RT_VISIBLE_DEVICES", "HwHiAiUser");
+
+/// Who may use others'. A machine with devices has udev, which makes both.
+const DEVICE_GROUPS: &str = "video render";
 
 /// From the end of its grace period to SIGKILL.
 const STOP_S: u64 = 3;
@@ -75,6 +92,13 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let file = |name: &str| format!("fresco-{name}.service");
     let names: Vec<_> = children.iter().map(|child| file(&child.name)).collect();
     let mut units = vec![("fresco.target".to_owned(), target(&names))];
+    let secrets = Secrets {
+        folder: site.credentials.as_deref(),
+        files: [
+            (ADMIN_KEY, up.admin_key_file.as_deref()),
+            (TENANTS, up.tenants.as_deref()),
+        ],
+    };
     let texts = children.iter().map(|child| {
         // Units stop in the inverse order: who takes requests before those who work on them, who calls a server before that,
         // the broker last.
@@ -89,7 +113,12 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
         };
         let needed = children.iter().filter(needs);
         after.extend(needed.map(|other| file(&other.name)));
-        (file(&child.name), unit(child, &after, args, site))
+        let mut text = head(&child.name, &after);
+        for (key, value) in settings(child, args, site, &secrets) {
+            writeln!(text, "{key}={value}").expect("a String takes every text");
+        }
+        text.push_str("\n[Install]\nWantedBy=fresco.target\n");
+        (file(&child.name), text)
     });
     units.extend(texts);
     units
@@ -138,19 +167,29 @@ fn target(services: &[String]) -> String {
     )
 }
 
-fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Site) -> String {
-    let mut text = format!(
+/// Of a unit, until what runs.
+fn head(name: &str, after: &[String]) -> String {
+    format!(
         "# By `fresco fleet systemd`.\n\
-         [Unit]\nDescription=Fresco {}\nPartOf=fresco.target\nAfter={}\nWants=network-online.target\n\
+         [Unit]\nDescription=Fresco {name}\nPartOf=fresco.target\nAfter={}\nWants=network-online.target\n\
          # It is started again for ever, however often it dies.\nStartLimitIntervalSec=0\n\n\
-         [Service]\nType=exec\nUser={}\n",
-        child.name,
+         [Service]\nType=exec\n",
         after.join(" "),
-        args.user
-    );
-    let mut line = |key: &str, value: &str| {
-        writeln!(text, "{key}={value}").expect("a String takes every text");
-    };
+    )
+}
+
+/// What runs, as whom, with what.
+fn settings(
+    child: &ChildSpec,
+    args: &FleetSystemdArgs,
+    site: &Site,
+    secrets: &Secrets<'_>,
+) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("DynamicUser", "yes".to_owned())];
+    let mut line = |key, value: &str| lines.push((key, value.to_owned()));
+    if let Some(groups) = device_groups(child) {
+        line("SupplementaryGroups", groups);
+    }
     // A connection a client that waits: a gateway lets 10,000 outputs in, and the usual limit is 1,024.
     line("LimitNOFILE", "65536");
     // For what all of them take from there: the collector of traces, what to log.
@@ -159,17 +198,17 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
         line("Environment", &quoted(&format!("{name}={value}")));
     }
     if child.layer == Layer::Server {
-        // It compiles kernels and keeps them in its home folder, of which units see none.
+        // It compiles kernels and keeps them in its home folder, of which units see none. Nobody else of ours keeps a file.
         line("CacheDirectory", &format!("fresco-{}", child.name));
         line("Environment", &format!("HOME=%C/fresco-{}", child.name));
     }
-    for (key, value) in credential_lines(child, site) {
+    for (key, value) in secrets.lines(child) {
         line(key, &value);
     }
     if let Some(devices) = cuda_devices(child) {
         line("ExecStartPre", &device_files(devices));
     }
-    line("ExecStart", &command(child, site));
+    line("ExecStart", &command(child, secrets));
     line("Restart", "always");
     // To 10 s, where systemd is 254 or newer; older ones ignore those two, and a checkpoint that cannot be loaded is read
     // again after each of these pauses.
@@ -178,6 +217,7 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     line("RestartMaxDelaySec", "10s");
     let stop = fleet::grace_s(child.layer, site) + STOP_S;
     line("TimeoutStopSec", &format!("{stop}s"));
+    // A dynamic user implies most of it. It stays where a site gives them a fixed one.
     for key in [
         "NoNewPrivileges",
         "PrivateTmp",
@@ -188,12 +228,11 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
         line(key, "yes");
     }
     line("ProtectSystem", "strict");
-    text.push_str("\n[Install]\nWantedBy=fresco.target\n");
-    text
+    lines
 }
 
-fn command(child: &ChildSpec, site: &Site) -> String {
-    let argument = |argument: &OsString| match credential(argument, site) {
+fn command(child: &ChildSpec, secrets: &Secrets<'_>) -> String {
+    let argument = |argument: &OsString| match secrets.name(argument) {
         Some(name) => format!("${{CREDENTIALS_DIRECTORY}}/{name}"),
         None => word(&argument.to_string_lossy()),
     };
@@ -203,33 +242,59 @@ fn command(child: &ChildSpec, site: &Site) -> String {
     words.join(" ")
 }
 
-/// The name of a file with a credential, if that is what `argument` is.
-fn credential(argument: &OsStr, site: &Site) -> Option<String> {
-    let (path, folder) = (Path::new(argument), site.credentials.as_deref()?);
-    let name = path.file_name().filter(|_| path.parent() == Some(folder))?;
-    Some(name.to_string_lossy().into_owned())
+/// The files that are for some processes only. Systemd reads them as root and hands each process those that it is called with,
+/// so that they are root's, and nobody else's to read.
+struct Secrets<'a> {
+    /// With a credential for each role.
+    folder: Option<&'a Path>,
+    /// Others, and what a unit calls them.
+    files: [(&'static str, Option<&'a Path>); 2],
 }
 
-/// A process gets its role's credentials from systemd, which reads them as root, so that the folder is not for the user whom all
-/// roles share. That stops mistakes, and no process that is taken over: what another one of that user was handed is there under
-/// its `/proc/PID/root`.
-fn credential_lines(child: &ChildSpec, site: &Site) -> Vec<(&'static str, String)> {
-    let mut lines = Vec::new();
-    for argument in &child.arguments {
-        let Some(name) = credential(argument, site) else {
-            continue;
-        };
-        let path = PathBuf::from(argument).display().to_string();
-        lines.push((
-            "LoadCredential",
-            format!("{name}:{}", path.replace('%', "%%")),
-        ));
-        // What is here where the file is not: `fresco watch` keeps the streams without it too, and says what it lacks.
-        if name == SYSTEM_CREDENTIAL {
-            lines.push(("SetCredential", format!("{name}:none")));
+impl Secrets<'_> {
+    /// What a unit calls the file that `argument` is, if it is one of them.
+    fn name(&self, argument: &OsStr) -> Option<String> {
+        let path = Path::new(argument);
+        let mut files = self.files.iter();
+        if let Some((name, _)) = files.find(|(_, file)| *file == Some(path)) {
+            return Some((*name).to_owned());
         }
+        let name = path.file_name()?;
+        (path.parent() == Some(self.folder?)).then(|| name.to_string_lossy().into_owned())
     }
-    lines
+
+    /// The lines of a unit that hand them to `child`.
+    fn lines(&self, child: &ChildSpec) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        for argument in &child.arguments {
+            let Some(name) = self.name(argument) else {
+                continue;
+            };
+            let path = PathBuf::from(argument).display().to_string();
+            lines.push((
+                "LoadCredential",
+                format!("{name}:{}", path.replace('%', "%%")),
+            ));
+            // What is here where the file is not: `fresco watch` keeps the streams without it too, and says what it lacks.
+            if name == SYSTEM_CREDENTIAL {
+                lines.push(("SetCredential", format!("{name}:none")));
+            }
+        }
+        lines
+    }
+}
+
+/// Whose group may use the devices that a process is kept to. Who is kept to none has no variables of its own.
+fn device_groups(child: &ChildSpec) -> Option<&'static str> {
+    let (ascend, group) = ASCEND;
+    let mut names = child.environment.iter().map(|(name, _)| name);
+    if child.environment.is_empty() {
+        None
+    } else if names.any(|name| name == ascend) {
+        Some(group)
+    } else {
+        Some(DEVICE_GROUPS)
+    }
 }
 
 /// The devices of a process that is kept to NVIDIA's.

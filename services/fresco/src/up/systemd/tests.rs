@@ -1,6 +1,6 @@
 //! The text of the units.
 
-use std::path::PathBuf;
+use std::{os::unix::fs::PermissionsExt as _, process};
 
 use clap::Parser as _;
 
@@ -8,32 +8,27 @@ use super::*;
 use crate::args::{Cli, Command, FleetCommand};
 
 fn rendered(text: &str) -> Vec<(String, String)> {
+    let (args, up, site) = read(text, Path::new("/opt/a b"));
+    units(&args, &up, &site)
+}
+
+/// What a file with this text says, and the command line, with the programs in such a folder.
+fn read(text: &str, programs: &Path) -> (FleetSystemdArgs, UpArgs, Site) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("f.toml");
     fs::write(&path, text).expect("a writable folder");
-    let cli = Cli::parse_from(
-        [
-            "fresco",
-            "fleet",
-            "systemd",
-            "--out",
-            "/o",
-            "--programs",
-            "/opt/a b",
-            "--libtorch",
-            "/opt/libtorch/lib",
-            "--fleet",
-        ]
+    let words = ["fresco", "fleet", "systemd", "--out", "/o"].map(Path::new);
+    let files = ["--libtorch", "/opt/libtorch/lib", "--programs"].map(Path::new);
+    let files = files
         .into_iter()
-        .map(PathBuf::from)
-        .chain([path.clone()]),
-    );
+        .chain([programs, Path::new("--fleet"), &path]);
+    let cli = Cli::parse_from(words.into_iter().chain(files));
     let Command::Fleet(FleetCommand::Systemd(args)) = cli.command else {
         panic!("not systemd")
     };
     let up = UpArgs::of_fleet(&path).expect("flags of ours");
     let (up, site) = file::read(&path, &up).expect("a good file");
-    units(&args, &up, &site)
+    (args, up, site)
 }
 
 fn line<'a>(unit: &'a str, key: &str) -> &'a str {
@@ -63,6 +58,16 @@ devices = [1, 2]
 [stop]
 drain_s = 40
 "#;
+
+/// [`FLEET`] with an SRT server on two devices.
+fn with_a_server(program: &str) -> String {
+    let server = format!(
+        "[ar]\ndevices = [0, 3]\nsrt_urls = [\"http://127.0.0.1:30020\"]\n[ar.server]\n\
+         command = [\"{program}\", \"--port\", \"{{port}}\", \"--model\", \"{{model}}/ar\"]\n"
+    );
+    let fleet = FLEET.replace("[ar]\ndevices = [0]\n", &server);
+    fleet.replace("native", "srt")
+}
 
 #[test]
 fn each_process_is_a_unit_with_the_flags_it_has_under_up() {
@@ -161,6 +166,98 @@ fn a_unit_names_the_credentials_of_its_role_and_no_others() {
 }
 
 #[test]
+fn what_else_is_secret_is_handed_over_too() {
+    let gateway = "[gateway]\ntenants = \"/etc/fresco/t.toml\"\n";
+    let fleet = FLEET.replace("[gateway]\n", gateway);
+    let units = rendered(&format!("admin_key_file = \"/etc/fresco/a key\"\n{fleet}"));
+    let table = [
+        (
+            "gateway",
+            &[
+                "admin.key:/etc/fresco/a key",
+                "tenants.toml:/etc/fresco/t.toml",
+            ][..],
+        ),
+        ("denoiser-2", &["admin.key:/etc/fresco/a key"]),
+        ("watch", &[]),
+    ];
+    for (name, wanted) in table {
+        let unit = format!("fresco-{name}.service");
+        let mut files = values(&units, &unit, "LoadCredential");
+        files.retain(|file| !file.contains(".nk:"));
+        assert_eq!(files, wanted, "{name}");
+        let command = values(&units, &unit, "ExecStart")[0];
+        assert!(!command.contains("/etc/fresco"), "{command}");
+        for file in wanted {
+            let name = file.split(':').next().expect("it has a name");
+            let given = format!(" ${{CREDENTIALS_DIRECTORY}}/{name}");
+            assert!(command.contains(&given), "{command}");
+        }
+    }
+}
+
+#[test]
+fn no_process_has_the_user_of_another() {
+    let units = rendered(&with_a_server("/opt/srt"));
+    for (name, text) in &units[1..] {
+        assert_eq!(values(&units, name, "DynamicUser"), ["yes"], "{name}");
+        // Two of one name would be one.
+        let named = ["\nUser=", "\nGroup="].map(|key| text.contains(key));
+        assert_eq!(named, [false; 2], "{text}");
+    }
+}
+
+#[test]
+fn who_is_kept_to_devices_may_use_them() {
+    let gpus = rendered(&with_a_server("/opt/srt"));
+    let npus = rendered(&with_a_server("/opt/srt").replace("CUDA", "ASCEND_RT"));
+    let table = [
+        ("denoiser-1", "video render", "HwHiAiUser"),
+        ("srt-0", "video render", "HwHiAiUser"),
+        ("gateway", "", ""),
+        // Its devices are the server's.
+        ("ar-batcher", "", ""),
+        ("watch", "", ""),
+    ];
+    for (name, gpu, npu) in table {
+        let unit = format!("fresco-{name}.service");
+        let groups =
+            [&gpus, &npus].map(|units| values(units, &unit, "SupplementaryGroups").concat());
+        assert_eq!(groups, [gpu, npu], "{name}");
+    }
+}
+
+#[test]
+fn systemd_understands_the_units() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let services = ["gateway", "ar-batcher", "denoiser"].map(|name| format!("fresco-{name}"));
+    let programs = services.iter().map(String::as_str).chain(["fresco", "srt"]);
+    for program in programs {
+        let file = folder.path().join(program);
+        fs::write(&file, "").expect("a writable folder");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("our file");
+    }
+    let server = folder.path().join("srt").display().to_string();
+    let (args, up, site) = read(&with_a_server(&server), folder.path());
+    let mut analyze = process::Command::new("systemd-analyze");
+    analyze.args(["verify", "--man=no"]);
+    for (name, text) in units(&args, &up, &site) {
+        let file = folder.path().join(name);
+        fs::write(&file, text).expect("a writable folder");
+        analyze.arg(file);
+    }
+    // Where there is one.
+    if let Ok(said) = analyze.output() {
+        // It also reads the units of the host, and says what it thinks of them.
+        let text = String::from_utf8_lossy(&said.stderr);
+        let newer = ["RestartSteps", "RestartMaxDelaySec"];
+        let mut ours = text.lines().filter(|line| line.contains("fresco"));
+        let ours = ours.find(|line| !newer.iter().any(|key| line.contains(key)));
+        assert!(said.status.success() && ours.is_none(), "{text}");
+    }
+}
+
+#[test]
 fn a_worker_that_dies_reads_its_checkpoint_no_oftener_than_every_two_seconds() {
     let units = rendered(FLEET);
     for (name, _) in &units[1..] {
@@ -202,11 +299,7 @@ fn a_machine_that_only_paints_has_denoisers_and_who_keeps_the_streams() {
 
 #[test]
 fn an_srt_server_is_a_unit_that_stops_after_the_batcher_and_has_its_own_torch() {
-    let server = "[ar]\nsrt_urls = [\"http://127.0.0.1:30020\"]\n\
-                  [ar.server]\ncommand = [\"/opt/srt\", \"--port\", \"{port}\", \"--model\", \"{model}/ar\"]\n";
-    let fleet = FLEET.replace("[ar]\n", server).replace("native", "srt");
-    let fleet = fleet.replace("devices = [0]", "");
-    let units = rendered(&fleet.replace("[ar]\n", "[ar]\ndevices = [0, 3]\n"));
+    let units = rendered(&with_a_server("/opt/srt"));
     let unit = |name: &str| {
         let found = units.iter().find(|(unit, _)| unit == name);
         found.map(|(_, text)| text.as_str()).expect("it is there")
