@@ -20,6 +20,7 @@ mod servers;
 mod site;
 pub mod supervisor;
 pub(crate) mod systemd;
+mod ticks;
 
 use std::{fs, io, path::Path, time::Duration};
 

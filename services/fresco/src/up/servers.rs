@@ -7,7 +7,7 @@ use futures::future::join_all;
 use reqwest::Client;
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, MissedTickBehavior, interval},
+    time::Instant,
 };
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     roster::{self, Member},
     site::Server,
     supervisor::{ChildId, Event},
+    ticks::Ticks,
 };
 
 /// SRT's own health check waits up to 20 s for its model (`SGLANG_HEALTH_CHECK_TIMEOUT`), and says no then. A server that
@@ -81,13 +82,8 @@ impl Servers {
     async fn look_after(&self, server: &Server, client: &Client) {
         let health = format!("{}/health", server.url);
         let mut pulse = Pulse::unwell_at_most(self.unwell_max);
-        let mut period = interval(PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = period.tick() => {}
-                () = self.events.closed() => return,
-            }
+        let mut ticks = Ticks::new(PERIOD, &self.events);
+        while ticks.next().await {
             let running = || roster::running(&self.roster.borrow(), &server.pinned.name);
             let Some((id, process)) = running() else {
                 continue;
