@@ -235,10 +235,6 @@ pub struct FleetSystemdArgs {
     /// Folder of libtorch's libraries there, for programs that were built elsewhere
     #[arg(long, value_name = "DIR")]
     pub libtorch: Option<PathBuf>,
-
-    /// Who they run as there
-    #[arg(long, value_name = "USER", default_value = "fresco")]
-    pub user: String,
 }
 
 /// `fresco leash`.

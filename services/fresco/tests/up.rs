@@ -532,7 +532,7 @@ async fn a_hung_child_is_ended_and_started_again() {
     })
     .await;
     signal(&up, Signal::SIGTERM);
-    assert!(said(&end(up).await).contains("does not answer"));
+    assert!(said(&end(up).await).contains("hangs"));
 }
 
 #[tokio::test]

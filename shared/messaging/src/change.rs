@@ -21,14 +21,31 @@ use crate::{
     },
 };
 
-/// What was done about something that differed.
+/// What was done about something that differed. It is noted before it is asked for: the answer may be late, and then the next look
+/// finds nothing that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// It was to get the wanted settings, and the server has not said whether it has.
+    Unanswered(String),
     /// It has the wanted settings, and holds what it held.
     Changed(String),
-    /// It has them, and is empty: the server could not change it. Only what is told again, or found out again, is kept so
-    /// (`PersistMode::Async`).
+    /// It has been, or may have been, taken away to be made anew, because the server cannot change it, and is not back:
+    /// [`Bus::complete`] makes it. Only what is told again, or found out again, is kept so (`PersistMode::Async`).
+    Removed(String),
+    /// It was made anew, has the wanted settings, and is empty.
     Emptied(String),
+}
+
+impl Change {
+    /// Of which stream, bucket or consumer.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Unanswered(name)
+            | Self::Changed(name)
+            | Self::Removed(name)
+            | Self::Emptied(name) => name,
+        }
+    }
 }
 
 /// What the server answers to a change, of which only an error is read.
@@ -45,7 +62,9 @@ impl Bus {
         let end = Instant::now() + PROVISION_RETRY_MAX;
         loop {
             match self.change_rest(wanted, changes).await {
-                Err(error) if is_worth_a_try(&error, end) => sleep(PROVISION_RETRY_DELAY).await,
+                Err(error) if is_worth_a_try(&error, end) || owes(changes, end) => {
+                    sleep(PROVISION_RETRY_DELAY).await;
+                }
                 changed => return changed,
             }
         }
@@ -71,7 +90,7 @@ impl Bus {
                 .await?;
         }
         for spec in topology.consumers() {
-            changes.extend(self.change_consumer(spec, wanted).await?);
+            self.change_consumer(spec, wanted, changes).await?;
         }
         Ok(())
     }
@@ -86,57 +105,92 @@ impl Bus {
         let name = format!("stream {}", config.name);
         let stream = config.name.clone();
         let at = |verb: &str| format!("STREAM.{verb}.{stream}");
-        let body = |config: &stream::Config| Bytes::from(json!(config).to_string());
-        let create_anew = async |config| {
-            let config = made_anew(config);
-            self.api::<Answer>(&name, at("CREATE"), body(&config)).await
-        };
-        let emptied = Change::Emptied(name.clone());
         let info = self.api::<stream::Info>(&name, at("INFO"), Bytes::new());
         let Some(stream::Info { config: found, .. }) = info.await? else {
-            if changes.contains(&emptied) {
+            if changes.contains(&Change::Removed(name.clone())) {
                 // By a try of ours that did not get as far as making it again.
-                create_anew(config).await?;
+                self.make_anew(name, config, changes).await?;
             }
             return Ok(());
         };
         let config = as_far_as_wanted(config.clone(), &found, topology, wanted);
         if differences_of(&config, &found, &free_of(wanted)).is_empty() {
+            confirm(changes, &name);
             return Ok(());
         }
         let config = beside_the_site(config, found, wanted);
         // The server changes no persist mode, and has this one for a single copy only.
         if config.persist_mode == Some(PersistenceMode::Async) && config.num_replicas > 1 {
-            // Noted first: of a try whose answer is late the next one finds nothing.
-            if !changes.contains(&emptied) {
-                changes.push(emptied);
+            note(changes, Change::Removed(name.clone()));
+            let answer = self.api::<Answer>(&name, at("DELETE"), Bytes::new());
+            if let Err(error) = answer.await {
+                if is_refusal(&error) {
+                    forget(changes, &name);
+                }
+                return Err(error);
             }
-            self.api::<Answer>(&name, at("DELETE"), Bytes::new())
-                .await?;
-            create_anew(config).await?;
-            return Ok(());
+            return self.make_anew(name, config, changes).await;
         }
-        self.api::<Answer>(&name, at("UPDATE"), body(&config))
-            .await?;
-        changes.push(Change::Changed(name));
+        let body = json!(config).to_string().into();
+        self.update(name, at("UPDATE"), body, changes).await
+    }
+
+    /// Makes a stream again that was taken away.
+    async fn make_anew(
+        &self,
+        name: String,
+        config: stream::Config,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), BusError> {
+        let subject = format!("STREAM.CREATE.{}", config.name);
+        // Of several copies, which the server writes in one way only.
+        let config = stream::Config {
+            persist_mode: None,
+            ..config
+        };
+        let body = json!(config).to_string().into();
+        self.api::<Answer>(&name, subject, body).await?;
+        note(changes, Change::Emptied(name));
         Ok(())
+    }
+
+    /// Asks for a change of something that is there.
+    async fn update(
+        &self,
+        name: String,
+        subject: String,
+        body: Bytes,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), BusError> {
+        note(changes, Change::Unanswered(name.clone()));
+        let answer = self.api::<Answer>(&name, subject, body).await;
+        match &answer {
+            Ok(Some(_)) => note(changes, Change::Changed(name)),
+            // Somebody has taken it away meanwhile.
+            Ok(None) => forget(changes, &name),
+            Err(error) if is_refusal(error) => forget(changes, &name),
+            Err(_) => {}
+        }
+        answer.map(|_| ())
     }
 
     async fn change_consumer(
         &self,
         spec: &ConsumerSpec,
         wanted: Wanted,
-    ) -> Result<Option<Change>, BusError> {
+        changes: &mut Vec<Change>,
+    ) -> Result<(), BusError> {
         let name = format!("consumer {}/{}", spec.stream, spec.name);
         let Some(consumer::Info { config: found, .. }) = self.consumer_info(spec).await? else {
-            return Ok(None);
+            return Ok(());
         };
         let mut config = consumer_config(spec);
         if wanted.ack_wait.is_none() {
             config.ack_wait = found.ack_wait;
         }
         if differences_of(&config, &found, &CONSUMER_FIELDS_FREE).is_empty() {
-            return Ok(None);
+            confirm(changes, &name);
+            return Ok(());
         }
         let subject = format!("CONSUMER.CREATE.{}.{}", spec.stream, spec.name);
         // "update" and not the default "create or update": one that somebody takes away meanwhile is missing.
@@ -144,17 +198,46 @@ impl Bus {
             "stream_name": spec.stream, "config": config, "action": "update",
         });
         let body = request.to_string().into();
-        self.api::<Answer>(&name, subject, body).await?;
-        Ok(Some(Change::Changed(name)))
+        self.update(name, subject, body, changes).await
     }
 }
 
-/// Of several copies, which the server writes in one way only.
-fn made_anew(config: stream::Config) -> stream::Config {
-    stream::Config {
-        persist_mode: None,
-        ..config
+/// Notes `change` in the place of what was noted of the same thing before.
+fn note(changes: &mut Vec<Change>, change: Change) {
+    match changes
+        .iter_mut()
+        .find(|noted| noted.name() == change.name())
+    {
+        Some(noted) => *noted = change,
+        None => changes.push(change),
     }
+}
+
+/// The server would not: it is as it was.
+fn forget(changes: &mut Vec<Change>, name: &str) {
+    changes.retain(|noted| noted.name() != name);
+}
+
+/// It is as it should be: what was asked for is done, though its answer was late.
+fn confirm(changes: &mut Vec<Change>, name: &str) {
+    let noted = changes.iter().find(|noted| noted.name() == name);
+    let done = match noted {
+        Some(Change::Unanswered(name)) => Change::Changed(name.clone()),
+        Some(Change::Removed(name)) => Change::Emptied(name.clone()),
+        Some(Change::Changed(_) | Change::Emptied(_)) | None => return,
+    };
+    note(changes, done);
+}
+
+fn is_refusal(error: &BusError) -> bool {
+    matches!(error, BusError::Refused { .. })
+}
+
+/// Whether what was taken away still has to come back: then the server is asked again whatever it has said, such as that it has
+/// no room for three copies while a node is away.
+fn owes(changes: &[Change], end: Instant) -> bool {
+    let is_away = |change: &Change| matches!(change, Change::Removed(_));
+    changes.iter().any(is_away) && Instant::now() + PROVISION_RETRY_DELAY < end
 }
 
 /// With what is a site's own as it is there.

@@ -78,9 +78,16 @@ async fn change(args: &BusArgs, wanted: Wanted) -> Result<(), Failure> {
     let mut changes = Vec::new();
     let changed = bus.change(wanted, &mut changes).await;
     for change in &changes {
+        let name = change.name();
         match change {
-            Change::Changed(name) => terminal::say(format_args!("{name} was changed")),
-            Change::Emptied(name) => terminal::say(format_args!("{name} was made anew, empty")),
+            Change::Unanswered(_) => terminal::say(format_args!(
+                "{name} was to be changed, and the broker has not said whether it was"
+            )),
+            Change::Changed(_) => terminal::say(format_args!("{name} was changed")),
+            Change::Removed(_) => terminal::say(format_args!(
+                "{name} was to be made anew, and may be gone: `fresco nats init` makes it"
+            )),
+            Change::Emptied(_) => terminal::say(format_args!("{name} was made anew, empty")),
         }
     }
     changed.map_err(|error| Failure::failed(&error))?;

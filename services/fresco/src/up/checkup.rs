@@ -5,13 +5,14 @@ use std::{net::SocketAddr, time::Duration};
 use messaging::Bus;
 use tokio::{
     sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval},
+    time::Instant,
 };
 
 use super::{
     pulse::{Action, Answer, Pulse, Question},
     roster::{self, Member},
     supervisor::{ChildId, Event},
+    ticks::Ticks,
 };
 
 /// How often a service is asked, and how long it may think: with three silences a hung one is ended after 6 s.
@@ -45,13 +46,8 @@ impl Checkup {
             Err(error) => return tracing::error!(%error, "services are not looked after"),
         };
         let (mut pulse, mut known) = (Pulse::default(), None);
-        let mut period = interval(PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = period.tick() => {}
-                () = self.events.closed() => return,
-            }
+        let mut ticks = Ticks::new(PERIOD, &self.events);
+        while ticks.next().await {
             let Some((name, process)) = self.process(id) else {
                 continue;
             };
@@ -68,7 +64,7 @@ impl Checkup {
                 Question::Alive => "livez",
             };
             let answer = ask(&client, &format!("http://{address}/{path}")).await;
-            if let Some(Action::End) = pulse.apply(process, answer) {
+            if let Some(Action::End) = pulse.apply(process, answer, Instant::now()) {
                 self.events.send(Event::Hung(id)).await.ok();
             }
         }

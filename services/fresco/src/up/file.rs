@@ -352,5 +352,4 @@ fn merge(file: FleetFile, folder: &Path, args: &UpArgs) -> Result<UpArgs, String
 }
 
 #[cfg(test)]
-#[path = "file_tests.rs"]
 mod tests;

@@ -4,14 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use messaging::Bus;
 use protocol::WorkerPresence;
-use tokio::{
-    sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval},
-};
+use tokio::sync::{mpsc, watch};
 
 use super::{
     roster::{self, Member},
     supervisor::{ChildId, Event},
+    ticks::Ticks,
 };
 
 /// How often the list of workers is read: beside the minutes that a model loads for it is nothing.
@@ -25,13 +23,8 @@ pub(crate) async fn watch(
     events: mpsc::Sender<Event>,
 ) {
     let mut told = BTreeMap::new();
-    let mut period = interval(PERIOD);
-    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = period.tick() => {}
-            () = events.closed() => return,
-        }
+    let mut ticks = Ticks::new(PERIOD, &events);
+    while ticks.next().await {
         let Ok(workers) = bus.workers().await else {
             events.send(Event::Unseen).await.ok();
             continue;

@@ -20,6 +20,7 @@ mod servers;
 mod site;
 pub mod supervisor;
 pub(crate) mod systemd;
+mod ticks;
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -222,7 +223,7 @@ fn tell(name: &str, report: &Report) {
             let words = quoted(words.as_deref());
             terminal::note(format_args!("{name} {}{words}", ended(*exit)));
         }
-        Report::Hangs => terminal::note(format_args!("{name} does not answer: it is ended")),
+        Report::Hangs => terminal::note(format_args!("{name} hangs: it is ended")),
         Report::HangsLoading => terminal::note(format_args!(
             "{name} has loaded for twice the time that it may take: it is ended"
         )),

@@ -68,7 +68,7 @@ pub enum Report {
     Died(Exit, Duration, Option<String>),
     /// It died, and is not started again.
     Ended(Exit, Option<String>),
-    /// It does not answer, and is ended for it.
+    /// It does not answer, or never with yes, and is ended for it.
     Hangs,
     /// It never came to work, and is ended for it.
     HangsLoading,

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use reqwest::Client;
 use tokio::{
     sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval},
+    time::Instant,
 };
 
 use super::{
@@ -16,11 +16,17 @@ use super::{
     roster::{self, Member},
     site::Server,
     supervisor::{ChildId, Event},
+    ticks::Ticks,
 };
 
 /// SRT's own health check waits up to 20 s for its model (`SGLANG_HEALTH_CHECK_TIMEOUT`), and says no then. A server that
 /// says nothing three times in a row is ended after 75 s: it takes minutes to load another time.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(25);
+
+/// For so long a server that was up may say that it is not: six times the 20 s in which its model has brought nothing forth when
+/// it says so. Its own watchdog (`--watchdog-timeout`) waits 300 s, and watches one process of several. How long it may say so
+/// before it was ever up is `loading_hang` of the supervisor's limits.
+const UNWELL_MAX: Duration = Duration::from_secs(120);
 
 /// The servers that are up, each with the process that has said so.
 pub(crate) type Up = BTreeMap<ChildId, u32>;
@@ -34,6 +40,8 @@ pub(crate) struct Servers {
     /// To the supervisor.
     events: mpsc::Sender<Event>,
     up: watch::Sender<Up>,
+    /// [`UNWELL_MAX`].
+    unwell_max: Duration,
 }
 
 impl Servers {
@@ -50,6 +58,7 @@ impl Servers {
             roster,
             events,
             up,
+            unwell_max: UNWELL_MAX,
         };
         (watched, known)
     }
@@ -72,14 +81,9 @@ impl Servers {
 
     async fn look_after(&self, server: &Server, client: &Client) {
         let health = format!("{}/health", server.url);
-        let mut pulse = Pulse::default();
-        let mut period = interval(PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = period.tick() => {}
-                () = self.events.closed() => return,
-            }
+        let mut pulse = Pulse::unwell_at_most(self.unwell_max);
+        let mut ticks = Ticks::new(PERIOD, &self.events);
+        while ticks.next().await {
             let running = || roster::running(&self.roster.borrow(), &server.pinned.name);
             let Some((id, process)) = running() else {
                 continue;
@@ -95,9 +99,69 @@ impl Servers {
                 });
                 self.events.send(Event::Loaded(id)).await.ok();
             }
-            if let Some(Action::End) = pulse.apply(process, answer) {
+            if let Some(Action::End) = pulse.apply(process, answer, Instant::now()) {
                 self.events.send(Event::Hung(id)).await.ok();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+        time::timeout,
+    };
+
+    use super::*;
+    use crate::up::{site::Pinned, supervisor::Layer};
+
+    /// Says yes once, and no from then on.
+    async fn falls_ill(listener: TcpListener) {
+        for status in std::iter::once(200).chain(std::iter::repeat(503)) {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let read = stream.read(&mut [0; 4096]).await;
+            assert!(read.expect("who asks waits") > 0);
+            let answer =
+                format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let written = stream.write_all(answer.as_bytes()).await;
+            written.expect("who asks waits");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_up_and_says_no_for_too_long_hangs() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let server = Server {
+            pinned: Pinned::nowhere("srt-0".to_owned()),
+            url: format!("http://{address}"),
+            program: "/srt".into(),
+            arguments: Vec::new(),
+        };
+        let id = ChildId(3);
+        let member = Member {
+            id,
+            name: "srt-0".to_owned(),
+            layer: Layer::Server,
+            process: Some(7),
+        };
+        let (_roster, members) = watch::channel(vec![member]);
+        let (events, mut told) = mpsc::channel(8);
+        let (mut servers, _up) = Servers::new(vec![server], &members, &events);
+        servers.unwell_max = Duration::from_millis(1);
+        let heard = async {
+            let wait = timeout(Duration::from_secs(60), async {
+                [told.recv().await, told.recv().await]
+            });
+            let wanted = [Event::Loaded(id), Event::Hung(id)].map(Some);
+            assert_eq!(wait.await.expect("it is told of"), wanted);
+        };
+        tokio::select! {
+            () = heard => {}
+            () = servers.watch() => panic!("nobody looks after it"),
+            () = falls_ill(listener) => panic!("it ended"),
         }
     }
 }

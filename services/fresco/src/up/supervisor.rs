@@ -120,11 +120,11 @@ pub enum Event {
     FleetReady,
     /// A child has loaded what it works with.
     Loaded(ChildId),
-    /// Who has loaded cannot be seen: the broker does not tell who is there.
+    /// Which worker has loaded cannot be seen: the broker does not tell who is there.
     Unseen,
     /// A child ended.
     Exited(ChildId, Exit),
-    /// A child does not answer any more.
+    /// A child works no more: it does not answer, or never with yes.
     Hung(ChildId),
     /// Everything shall stop, for this reason.
     Stop(Ending),
@@ -156,7 +156,7 @@ pub enum Action {
     ReportDeath(ChildId, Exit, Duration),
     /// Say that it died, and is not started again.
     ReportEnd(ChildId, Exit),
-    /// Say that it does not answer.
+    /// Say that it hangs.
     ReportHang(ChildId),
     /// Say that it never came to work.
     ReportLoadingHang(ChildId),
@@ -175,7 +175,7 @@ pub struct Supervisor {
     phase: Phase,
     limits: Limits,
     broker_ready: bool,
-    /// When last nobody could be seen to have loaded.
+    /// When last no worker could be seen to have loaded.
     unseen: Option<Instant>,
 }
 

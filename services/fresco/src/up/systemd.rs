@@ -1,5 +1,10 @@
 //! `fresco fleet systemd`: the units of a fleet file, for a machine whose processes systemd starts, restarts and stops. The same
 //! programs with the same flags as `fresco up --fleet`, so that one file says what runs.
+//!
+//! Each unit has a user of its own, whom systemd makes when it starts and takes away when it has stopped (`DynamicUser`). What
+//! only one process may know is handed to it as a credential: a process that is taken over reads neither the memory nor the
+//! credentials of another one, because it is somebody else's. One user for all would be simpler, and has all of them for whoever
+//! has one; a fixed user a role would have to be made on each machine, and would still be that of fourteen denoisers.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -28,6 +33,18 @@ const HEALTH_PORT: u16 = 8081;
 
 /// The credential of the broker's system account, which not every machine has to have.
 const SYSTEM_CREDENTIAL: &str = "system.nk";
+
+/// What the operator's key is called where a unit finds it.
+const ADMIN_KEY: &str = "admin.key";
+
+/// The same of the tenants.
+const TENANTS: &str = "tenants.toml";
+
+/// Who may use Ascend's devices: the group of their driver, unless it was installed with another one.
+const ASCEND: (&str, &str) = ("ASCEND_RT_VISIBLE_DEVICES", "HwHiAiUser");
+
+/// Who may use others'. A machine with devices has udev, which makes both.
+const DEVICE_GROUPS: &str = "video render";
 
 /// From the end of its grace period to SIGKILL.
 const STOP_S: u64 = 3;
@@ -75,6 +92,13 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
     let file = |name: &str| format!("fresco-{name}.service");
     let names: Vec<_> = children.iter().map(|child| file(&child.name)).collect();
     let mut units = vec![("fresco.target".to_owned(), target(&names))];
+    let secrets = Secrets {
+        folder: site.credentials.as_deref(),
+        files: [
+            (ADMIN_KEY, up.admin_key_file.as_deref()),
+            (TENANTS, up.tenants.as_deref()),
+        ],
+    };
     let texts = children.iter().map(|child| {
         // Units stop in the inverse order: who takes requests before those who work on them, who calls a server before that,
         // the broker last.
@@ -89,7 +113,12 @@ fn units(args: &FleetSystemdArgs, up: &UpArgs, site: &Site) -> Vec<(String, Stri
         };
         let needed = children.iter().filter(needs);
         after.extend(needed.map(|other| file(&other.name)));
-        (file(&child.name), unit(child, &after, args, site))
+        let mut text = head(&child.name, &after);
+        for (key, value) in settings(child, args, site, &secrets) {
+            writeln!(text, "{key}={value}").expect("a String takes every text");
+        }
+        text.push_str("\n[Install]\nWantedBy=fresco.target\n");
+        (file(&child.name), text)
     });
     units.extend(texts);
     units
@@ -138,19 +167,29 @@ fn target(services: &[String]) -> String {
     )
 }
 
-fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Site) -> String {
-    let mut text = format!(
+/// Of a unit, until what runs.
+fn head(name: &str, after: &[String]) -> String {
+    format!(
         "# By `fresco fleet systemd`.\n\
-         [Unit]\nDescription=Fresco {}\nPartOf=fresco.target\nAfter={}\nWants=network-online.target\n\
+         [Unit]\nDescription=Fresco {name}\nPartOf=fresco.target\nAfter={}\nWants=network-online.target\n\
          # It is started again for ever, however often it dies.\nStartLimitIntervalSec=0\n\n\
-         [Service]\nType=exec\nUser={}\n",
-        child.name,
+         [Service]\nType=exec\n",
         after.join(" "),
-        args.user
-    );
-    let mut line = |key: &str, value: &str| {
-        writeln!(text, "{key}={value}").expect("a String takes every text");
-    };
+    )
+}
+
+/// What runs, as whom, with what.
+fn settings(
+    child: &ChildSpec,
+    args: &FleetSystemdArgs,
+    site: &Site,
+    secrets: &Secrets<'_>,
+) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("DynamicUser", "yes".to_owned())];
+    let mut line = |key, value: &str| lines.push((key, value.to_owned()));
+    if let Some(groups) = device_groups(child) {
+        line("SupplementaryGroups", groups);
+    }
     // A connection a client that waits: a gateway lets 10,000 outputs in, and the usual limit is 1,024.
     line("LimitNOFILE", "65536");
     // For what all of them take from there: the collector of traces, what to log.
@@ -159,17 +198,17 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
         line("Environment", &quoted(&format!("{name}={value}")));
     }
     if child.layer == Layer::Server {
-        // It compiles kernels and keeps them in its home folder, of which units see none.
+        // It compiles kernels and keeps them in its home folder, of which units see none. Nobody else of ours keeps a file.
         line("CacheDirectory", &format!("fresco-{}", child.name));
         line("Environment", &format!("HOME=%C/fresco-{}", child.name));
     }
-    for (key, value) in credential_lines(child, site) {
+    for (key, value) in secrets.lines(child) {
         line(key, &value);
     }
     if let Some(devices) = cuda_devices(child) {
         line("ExecStartPre", &device_files(devices));
     }
-    line("ExecStart", &command(child, site));
+    line("ExecStart", &command(child, secrets));
     line("Restart", "always");
     // To 10 s, where systemd is 254 or newer; older ones ignore those two, and a checkpoint that cannot be loaded is read
     // again after each of these pauses.
@@ -178,6 +217,7 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
     line("RestartMaxDelaySec", "10s");
     let stop = fleet::grace_s(child.layer, site) + STOP_S;
     line("TimeoutStopSec", &format!("{stop}s"));
+    // A dynamic user implies most of it. It stays where a site gives them a fixed one.
     for key in [
         "NoNewPrivileges",
         "PrivateTmp",
@@ -188,12 +228,11 @@ fn unit(child: &ChildSpec, after: &[String], args: &FleetSystemdArgs, site: &Sit
         line(key, "yes");
     }
     line("ProtectSystem", "strict");
-    text.push_str("\n[Install]\nWantedBy=fresco.target\n");
-    text
+    lines
 }
 
-fn command(child: &ChildSpec, site: &Site) -> String {
-    let argument = |argument: &OsString| match credential(argument, site) {
+fn command(child: &ChildSpec, secrets: &Secrets<'_>) -> String {
+    let argument = |argument: &OsString| match secrets.name(argument) {
         Some(name) => format!("${{CREDENTIALS_DIRECTORY}}/{name}"),
         None => word(&argument.to_string_lossy()),
     };
@@ -203,33 +242,59 @@ fn command(child: &ChildSpec, site: &Site) -> String {
     words.join(" ")
 }
 
-/// The name of a file with a credential, if that is what `argument` is.
-fn credential(argument: &OsStr, site: &Site) -> Option<String> {
-    let (path, folder) = (Path::new(argument), site.credentials.as_deref()?);
-    let name = path.file_name().filter(|_| path.parent() == Some(folder))?;
-    Some(name.to_string_lossy().into_owned())
+/// The files that are for some processes only. Systemd reads them as root and hands each process those that it is called with,
+/// so that they are root's, and nobody else's to read.
+struct Secrets<'a> {
+    /// With a credential for each role.
+    folder: Option<&'a Path>,
+    /// Others, and what a unit calls them.
+    files: [(&'static str, Option<&'a Path>); 2],
 }
 
-/// A process gets its role's credentials from systemd, which reads them as root, so that the folder is not for the user whom all
-/// roles share. That stops mistakes, and no process that is taken over: what another one of that user was handed is there under
-/// its `/proc/PID/root`.
-fn credential_lines(child: &ChildSpec, site: &Site) -> Vec<(&'static str, String)> {
-    let mut lines = Vec::new();
-    for argument in &child.arguments {
-        let Some(name) = credential(argument, site) else {
-            continue;
-        };
-        let path = PathBuf::from(argument).display().to_string();
-        lines.push((
-            "LoadCredential",
-            format!("{name}:{}", path.replace('%', "%%")),
-        ));
-        // What is here where the file is not: `fresco watch` keeps the streams without it too, and says what it lacks.
-        if name == SYSTEM_CREDENTIAL {
-            lines.push(("SetCredential", format!("{name}:none")));
+impl Secrets<'_> {
+    /// What a unit calls the file that `argument` is, if it is one of them.
+    fn name(&self, argument: &OsStr) -> Option<String> {
+        let path = Path::new(argument);
+        let mut files = self.files.iter();
+        if let Some((name, _)) = files.find(|(_, file)| *file == Some(path)) {
+            return Some((*name).to_owned());
         }
+        let name = path.file_name()?;
+        (path.parent() == Some(self.folder?)).then(|| name.to_string_lossy().into_owned())
     }
-    lines
+
+    /// The lines of a unit that hand them to `child`.
+    fn lines(&self, child: &ChildSpec) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        for argument in &child.arguments {
+            let Some(name) = self.name(argument) else {
+                continue;
+            };
+            let path = PathBuf::from(argument).display().to_string();
+            lines.push((
+                "LoadCredential",
+                format!("{name}:{}", path.replace('%', "%%")),
+            ));
+            // What is here where the file is not: `fresco watch` keeps the streams without it too, and says what it lacks.
+            if name == SYSTEM_CREDENTIAL {
+                lines.push(("SetCredential", format!("{name}:none")));
+            }
+        }
+        lines
+    }
+}
+
+/// Whose group may use the devices that a process is kept to. Who is kept to none has no variables of its own.
+fn device_groups(child: &ChildSpec) -> Option<&'static str> {
+    let (ascend, group) = ASCEND;
+    let mut names = child.environment.iter().map(|(name, _)| name);
+    if child.environment.is_empty() {
+        None
+    } else if names.any(|name| name == ascend) {
+        Some(group)
+    } else {
+        Some(DEVICE_GROUPS)
+    }
 }
 
 /// The devices of a process that is kept to NVIDIA's.
@@ -283,248 +348,4 @@ fn quoted(word: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use clap::Parser as _;
-
-    use super::*;
-    use crate::args::{Cli, Command, FleetCommand};
-
-    fn rendered(text: &str) -> Vec<(String, String)> {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("f.toml");
-        fs::write(&path, text).expect("a writable folder");
-        let cli = Cli::parse_from(
-            [
-                "fresco",
-                "fleet",
-                "systemd",
-                "--out",
-                "/o",
-                "--programs",
-                "/opt/a b",
-                "--libtorch",
-                "/opt/libtorch/lib",
-                "--fleet",
-            ]
-            .into_iter()
-            .map(PathBuf::from)
-            .chain([path.clone()]),
-        );
-        let Command::Fleet(FleetCommand::Systemd(args)) = cli.command else {
-            panic!("not systemd")
-        };
-        let up = UpArgs::of_fleet(&path).expect("flags of ours");
-        let (up, site) = file::read(&path, &up).expect("a good file");
-        units(&args, &up, &site)
-    }
-
-    fn line<'a>(unit: &'a str, key: &str) -> &'a str {
-        let mut lines = unit.lines();
-        let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        found.unwrap_or_default()
-    }
-
-    const FLEET: &str = r#"
-engine = "native"
-model = "/m"
-[pin]
-variable = "CUDA_VISIBLE_DEVICES"
-device = "cuda:0"
-[broker]
-urls = ["tls://n1:4222", "tls://n2:4222"]
-credentials = "/etc/fresco/keys"
-replicas = 3
-ack_wait_s = 30
-[gateway]
-listen = "0.0.0.0:8080"
-public_url = "https://h"
-[ar]
-devices = [0]
-[denoisers]
-devices = [1, 2]
-[stop]
-drain_s = 40
-"#;
-
-    #[test]
-    fn each_process_is_a_unit_with_the_flags_it_has_under_up() {
-        let units = rendered(FLEET);
-        let names: Vec<_> = units.iter().map(|(name, _)| name.as_str()).collect();
-        let services = [
-            "fresco-gateway.service",
-            "fresco-ar-batcher.service",
-            "fresco-denoiser-1.service",
-            "fresco-denoiser-2.service",
-            "fresco-watch.service",
-        ];
-        assert_eq!(names[0], "fresco.target");
-        assert_eq!(names[1..], services);
-        assert!(
-            units[0]
-                .1
-                .contains(&format!("Wants={}\n", services.join(" ")))
-        );
-        let line = |unit: usize, key: &str| line(&units[unit].1, key);
-        assert_eq!(line(4, "Environment"), "LD_LIBRARY_PATH=/opt/libtorch/lib");
-        assert!(
-            units[4]
-                .1
-                .contains("\nEnvironment=CUDA_VISIBLE_DEVICES=2\n")
-        );
-        // Stopped the other way round: first the gateway, with the workers at work until it has answered.
-        assert_eq!(
-            line(1, "After"),
-            format!(
-                "network-online.target nats-server.service {}",
-                services[1..].join(" ")
-            )
-        );
-        assert_eq!(
-            line(2, "After"),
-            "network-online.target nats-server.service"
-        );
-        assert_eq!(
-            line(4, "ExecStart"),
-            "\"/opt/a b/fresco-denoiser\" --nats-url tls://n1:4222,tls://n2:4222 --nats-credentials ${CREDENTIALS_DIRECTORY}/denoiser.nk \
-             --prefix fresco --grace-s 3 --device-label cuda:2 --model /m --device cuda:0"
-        );
-        assert!(line(1, "ExecStart").contains("--grace-s 54 --listen 0.0.0.0:8080 --health-listen 127.0.0.1:8081 --public-url https://h"));
-        assert_eq!(
-            (line(1, "TimeoutStopSec"), line(2, "TimeoutStopSec")),
-            ("57s", "6s")
-        );
-        assert!(
-            line(5, "ExecStart")
-                .contains("watcher.nk --system-url tls://n1:4222,tls://n2:4222 --system-credentials ${CREDENTIALS_DIRECTORY}/system.nk --replicas 3 --ack-wait-s 30 --result-ttl-s 3600")
-        );
-        // A model that cannot be loaded is tried again for ever: somebody may repair it.
-        assert!(
-            units[1..]
-                .iter()
-                .all(|(_, text)| text.contains("Restart=always"))
-        );
-    }
-
-    /// The values of `key` in the unit called `name`.
-    fn values<'a>(units: &'a [(String, String)], name: &str, key: &str) -> Vec<&'a str> {
-        let unit = units.iter().find(|(unit, _)| unit == name);
-        let lines = unit.map(|(_, text)| text.lines()).into_iter().flatten();
-        lines
-            .filter_map(|line| line.strip_prefix(key)?.strip_prefix('='))
-            .collect()
-    }
-
-    #[test]
-    fn a_unit_names_the_credentials_of_its_role_and_no_others() {
-        let units = rendered(FLEET);
-        let roles = [
-            ("gateway", &["gateway.nk"][..]),
-            ("ar-batcher", &["ar-batcher.nk"]),
-            ("denoiser-1", &["denoiser.nk"]),
-            ("watch", &["watcher.nk", "system.nk"]),
-        ];
-        for (name, files) in roles {
-            let unit = format!("fresco-{name}.service");
-            let wanted: Vec<_> = files
-                .iter()
-                .map(|file| format!("{file}:/etc/fresco/keys/{file}"))
-                .collect();
-            assert_eq!(values(&units, &unit, "LoadCredential"), wanted);
-            let command = values(&units, &unit, "ExecStart");
-            assert!(!command[0].contains("/etc/fresco/keys"), "{command:?}");
-        }
-        // A machine without it has its streams kept too.
-        let watch = values(&units, "fresco-watch.service", "SetCredential");
-        assert_eq!(watch, ["system.nk:none"]);
-        let open = rendered(&FLEET.replace("credentials = \"/etc/fresco/keys\"\n", ""));
-        assert!(open.iter().all(|(_, text)| !text.contains("Credential")));
-    }
-
-    #[test]
-    fn a_worker_that_dies_reads_its_checkpoint_no_oftener_than_every_two_seconds() {
-        let units = rendered(FLEET);
-        for (name, _) in &units[1..] {
-            assert_eq!(values(&units, name, "RestartSec"), ["2s"], "{name}");
-        }
-    }
-
-    #[test]
-    fn files_of_cuda_devices_are_made_before_rights_are_given_up() {
-        let units = rendered(FLEET);
-        let made = values(&units, "fresco-denoiser-2.service", "ExecStartPre");
-        assert_eq!(made, ["-+/usr/bin/nvidia-modprobe -u -c 2"]);
-        let order = values(&units, "fresco-denoiser-2.service", "Environment");
-        assert!(order.contains(&"CUDA_DEVICE_ORDER=PCI_BUS_ID"), "{order:?}");
-        let npus = rendered(&FLEET.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE"));
-        let others = [
-            values(&units, "fresco-gateway.service", "ExecStartPre"),
-            values(&npus, "fresco-denoiser-2.service", "ExecStartPre"),
-        ];
-        assert_eq!(others.concat(), [""; 0]);
-    }
-
-    #[test]
-    fn a_machine_that_only_paints_has_denoisers_and_who_keeps_the_streams() {
-        let gateway = "[gateway]\nlisten = \"0.0.0.0:8080\"\npublic_url = \"https://h\"\n";
-        let painter = FLEET
-            .replace(gateway, "")
-            .replace("[ar]\ndevices = [0]\n", "");
-        let units = rendered(&painter);
-        let names: Vec<_> = units.iter().map(|(name, _)| name.as_str()).collect();
-        let wanted = [
-            "fresco.target",
-            "fresco-denoiser-1.service",
-            "fresco-denoiser-2.service",
-            "fresco-watch.service",
-        ];
-        assert_eq!(names, wanted);
-    }
-
-    #[test]
-    fn an_srt_server_is_a_unit_that_stops_after_the_batcher_and_has_its_own_torch() {
-        let server = "[ar]\nsrt_urls = [\"http://127.0.0.1:30020\"]\n\
-                      [ar.server]\ncommand = [\"/opt/srt\", \"--port\", \"{port}\", \"--model\", \"{model}/ar\"]\n";
-        let fleet = FLEET.replace("[ar]\n", server).replace("native", "srt");
-        let fleet = fleet.replace("devices = [0]", "");
-        let units = rendered(&fleet.replace("[ar]\n", "[ar]\ndevices = [0, 3]\n"));
-        let unit = |name: &str| {
-            let found = units.iter().find(|(unit, _)| unit == name);
-            found.map(|(_, text)| text.as_str()).expect("it is there")
-        };
-        let srt = unit("fresco-srt-0.service");
-        assert_eq!(
-            line(srt, "ExecStart"),
-            "/opt/srt --port 30020 --model /m/ar"
-        );
-        assert!(
-            srt.contains("\nEnvironment=CUDA_VISIBLE_DEVICES=0,3\n"),
-            "{srt}"
-        );
-        assert!(!srt.contains("LD_LIBRARY_PATH"), "{srt}");
-        assert!(
-            srt.contains("\nEnvironment=HOME=%C/fresco-srt-0\n"),
-            "{srt}"
-        );
-        let after = |name: &str| line(unit(name), "After").contains("fresco-srt-0.service");
-        assert!(after("fresco-ar-batcher.service") && after("fresco-gateway.service"));
-        assert!(!after("fresco-denoiser-1.service") && !after("fresco-srt-0.service"));
-        assert!(line(unit("fresco.target"), "Wants").contains("fresco-srt-0.service"));
-    }
-
-    #[test]
-    fn words_are_taken_as_they_are() {
-        let table = [
-            ("a-b.c", "a-b.c"),
-            ("", "\"\""),
-            ("50%", "\"50%%\""),
-            ("$HOME", "\"$$HOME\""),
-            ("a \"b\"", "\"a \\\"b\\\"\""),
-        ];
-        for (text, wanted) in table {
-            assert_eq!(word(text), wanted);
-        }
-        assert_eq!(quoted("$HOME"), "\"$HOME\"", "no command: `$` is itself");
-    }
-}
+mod tests;

@@ -6,7 +6,9 @@ mod common;
 #[path = "../common/secured.rs"]
 mod secured;
 
+mod between;
 mod certificates;
+mod change;
 mod inspect;
 mod lives;
 mod measures;

@@ -414,6 +414,7 @@ async fn a_cluster_gets_the_copies_that_somebody_said_and_an_admin_makes_more_of
     let emptied = changes.iter().filter_map(|change| match change {
         Change::Emptied(name) => Some(name.as_str()),
         Change::Changed(_) => None,
+        Change::Unanswered(_) | Change::Removed(_) => panic!("{change:?}"),
     });
     let told_again = [
         "stream KV_fresco-outputs",

@@ -126,8 +126,9 @@ impl Supervisor {
 
 impl Child {
     /// Since when it loads and could be seen to have loaded, if it does and nobody has ended it for that. `unseen` is when that
-    /// last could not be seen.
+    /// last could not be seen of those whom the broker lists: a server is asked itself.
     fn loading_since(&self, unseen: Option<Instant>) -> Option<Instant> {
+        let unseen = unseen.filter(|_| self.layer != Layer::Server);
         match self.life {
             Life::Running {
                 since,

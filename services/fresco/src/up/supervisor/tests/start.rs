@@ -179,6 +179,29 @@ fn a_server_has_a_place_of_those_who_load_until_it_is_up() {
     assert_eq!(actions[0], Action::ReportGivingUp(ChildId(0), exit));
 }
 
+#[test]
+fn a_server_that_is_never_up_is_ended_also_while_the_broker_lists_nobody() {
+    let limits = Limits {
+        loading_hang: Some(Duration::from_secs(100)),
+        ..Limits::default()
+    };
+    let mut fleet = Fleet {
+        supervisor: Supervisor::new([Layer::Server, Layer::Sole], limits),
+        started_at: Instant::now(),
+    };
+    fleet.at(0, Event::BrokerReady);
+    fleet.at(90_000, Event::Unseen);
+    let hangs = |id| {
+        vec![
+            Action::ReportLoadingHang(ChildId(id)),
+            Action::Kill(ChildId(id)),
+        ]
+    };
+    assert_eq!(fleet.next_timer_millis(), Some(100_000));
+    assert_eq!(fleet.at(100_000, Event::Timer), hangs(0));
+    assert_eq!(fleet.at(190_000, Event::Timer), hangs(1));
+}
+
 /// What a service is asked to do that cannot work, in a fleet that is content with one of each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Verdict {
