@@ -46,6 +46,17 @@ impl Site {
         }
     }
 
+    /// A server that tells workers the longer form of the subject that acks, as a later one will by itself.
+    fn start_with_longer_acks() -> Self {
+        let secrets = Secrets::make();
+        secrets.add("single.conf", "feature_flags { js_ack_fc_v2: true }");
+        Self {
+            nodes: vec![secrets.single()],
+            secrets,
+            tracker: TaskTracker::new(),
+        }
+    }
+
     fn cluster() -> Self {
         let secrets = Secrets::make();
         Self {
@@ -302,6 +313,11 @@ async fn each_role_can_do_its_part_and_nothing_is_refused() {
 }
 
 #[tokio::test]
+async fn each_role_can_do_its_part_where_acks_have_their_longer_form() {
+    Box::pin(play(&Site::start_with_longer_acks(), 1)).await;
+}
+
+#[tokio::test]
 async fn each_role_can_do_its_part_on_a_cluster_of_three() {
     Box::pin(play(&Site::cluster(), 3)).await;
 }
@@ -513,7 +529,15 @@ const TAKES_REQUESTS: Try = Try::Publish("$JS.API.CONSUMER.MSG.NEXT.fresco-AR.st
 const TAKES_OUTPUTS: Try = Try::Publish("$JS.API.CONSUMER.MSG.NEXT.fresco-DN.all");
 const ACKS_REQUEST: Try = Try::Publish("$JS.ACK.fresco-AR.standard.1.1.1.1.0");
 const ACKS_OUTPUT: Try = Try::Publish("$JS.ACK.fresco-DN.all.1.1.1.1.0");
+const ACKS_REQUEST_V2: Try = Try::Publish("$JS.ACK._.hash.fresco-AR.standard.1.1.1.1.0");
 const ACKS_OUTPUT_V2: Try = Try::Publish("$JS.ACK._.hash.fresco-DN.all.1.1.1.1.0");
+// Whose message it is stands in the third place or the fifth, by the length: a stream's name in the other place says nothing.
+const ACKS_REQUEST_AS_OUTPUT: Try = Try::Publish("$JS.ACK.fresco-AR.standard.fresco-DN.1.1.1.0");
+const ACKS_OUTPUT_AS_REQUEST: Try = Try::Publish("$JS.ACK.fresco-DN.all.fresco-AR.1.1.1.0");
+const ACKS_REQUEST_AS_OUTPUT_V2: Try =
+    Try::Publish("$JS.ACK.fresco-DN.hash.fresco-AR.standard.1.1.1.1.0");
+const ACKS_OUTPUT_AS_REQUEST_V2: Try =
+    Try::Publish("$JS.ACK.fresco-AR.hash.fresco-DN.all.1.1.1.1.0");
 const WRITES_RESULT: Try = Try::Publish("fresco.res.job.0");
 const READS_RESULT: Try = Try::Publish("$JS.API.DIRECT.GET.fresco-RES.fresco.res.job.0");
 const ASKS: Try = Try::Publish("fresco.ar.standard.job");
@@ -586,6 +610,8 @@ const REFUSED: [(&str, &[Try]); 7] = [
             TAKES_OUTPUTS,
             ACKS_OUTPUT,
             ACKS_OUTPUT_V2,
+            ACKS_OUTPUT_AS_REQUEST,
+            ACKS_OUTPUT_AS_REQUEST_V2,
             ASKS,
             WRITES_JOB,
             CLAIMS_KEY,
@@ -612,6 +638,9 @@ const REFUSED: [(&str, &[Try]); 7] = [
             READS_REPLIES_OF_WATCHER,
             TAKES_REQUESTS,
             ACKS_REQUEST,
+            ACKS_REQUEST_V2,
+            ACKS_REQUEST_AS_OUTPUT,
+            ACKS_REQUEST_AS_OUTPUT_V2,
             ASKS,
             QUEUES_OUTPUT,
             WRITES_JOB,
