@@ -25,6 +25,7 @@ mod listed;
 mod may;
 mod parts;
 mod probe;
+mod replies;
 
 /// The deployment that the configuration is written for.
 fn prefix() -> Prefix {

@@ -54,6 +54,14 @@ impl Probe {
         }
     }
 
+    /// Asks at `subject`, for the answer to go to `reply`.
+    #[expect(clippy::disallowed_methods, reason = "nobody waits for the answer")]
+    pub(super) async fn asks_for_another(&self, subject: &str, reply: &str) {
+        let (subject, reply) = (subject.to_owned(), reply.to_owned());
+        let asked = self.client.publish_with_reply(subject, reply, "".into());
+        asked.await.unwrap();
+    }
+
     /// Does it, and holds the next refusal to it.
     pub(super) async fn violates(&mut self, verb: Verb, subject: &str) {
         self.does(verb, subject).await;
