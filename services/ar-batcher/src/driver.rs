@@ -23,6 +23,7 @@ use crate::{
     bench::Bench,
     engine::{EngineError, PriorEngine},
     request::Held,
+    settle::REST,
 };
 
 mod ahead;
@@ -215,10 +216,19 @@ impl Driver {
             tracing::error!(subject = %delivery.subject, "message under a subject of another queue");
             return delivery.lease.term("not an AR subject");
         };
-        if self.held.contains_key(&job) || self.admitting.contains_key(&job) {
-            // Stored twice: the first one was out of the queue for a moment.
+        if self
+            .held
+            .get(&job)
+            .is_some_and(|held| !held.lease.is_lost())
+        {
+            // Stored twice: the first one was out of the queue for a moment, and stays in it until its outputs are stored.
             tracing::info!(%job, "another message of a held request, acking it");
             return self.hands.ack(delivery.lease);
+        }
+        if self.held.contains_key(&job) || self.admitting.contains_key(&job) {
+            // The first one may be gone with its stream, and this the only one that is left: it comes again when that is let go.
+            tracing::info!(%job, "another message of a request that is lost or not held yet, giving it back");
+            return delivery.lease.nak(Some(REST));
         }
         if !delivery.is_traced() {
             self.bench.counters.worker.untraced.inc();

@@ -40,9 +40,12 @@ pub const ERROR_TEXT_CHARS_MAX: usize = 500;
 
 /// How long a message may stay with a worker that says nothing before the server gives it to another one.
 ///
-/// 15 s suits one server; a cluster wants 30 s, because an election takes 4 to 8 s (measured, ARCHITECTURE.md).
-/// Workers read the value in force from their consumer, so changing a deployment never needs a new binary.
+/// 15 s suits one server. Workers read the value in force from their consumer, so changing a deployment never needs a new binary.
 pub const ACK_WAIT: Duration = Duration::from_secs(15);
+
+/// The same where several servers keep a copy: an election takes 4 to 8 s (measured, ARCHITECTURE.md), in which no sign of life
+/// arrives.
+pub const ACK_WAIT_OF_CLUSTER: Duration = Duration::from_secs(30);
 
 /// Progress acks go out this many times per ack deadline: two may be lost without losing the lease.
 pub const PROGRESS_PER_ACK_WAIT: u32 = 3;

@@ -135,7 +135,7 @@ pub enum PersistMode {
 /// What an operator chooses when the streams are made. Services read the values in force from the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopologyOptions {
-    /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster.
+    /// How long a silent worker keeps a message.
     pub ack_wait: Duration,
     /// How long a finished result can be fetched. An idempotency key is remembered for twice as long.
     pub result_ttl: Duration,

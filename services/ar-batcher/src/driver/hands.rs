@@ -90,7 +90,7 @@ impl Hands {
         self.tracker.spawn(work);
     }
 
-    /// The last step of a message whose outputs are all stored.
+    /// The last step of a message whose outputs are all stored, or that another message of the held request stands for.
     pub(super) fn ack(&self, lease: Lease) {
         self.aside(lease.ack());
     }

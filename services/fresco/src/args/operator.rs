@@ -9,7 +9,7 @@ use clap::{
 use messaging::Wanted;
 use protocol::{
     JobId, OutputId, Tenant, WorkerId,
-    limits::{ACK_WAIT, RESULT_TTL},
+    limits::{ACK_WAIT, ACK_WAIT_OF_CLUSTER, RESULT_TTL},
     topology::TopologyOptions,
 };
 use service::{
@@ -172,7 +172,7 @@ pub struct WhichDead {
 /// How long things last. Fixed when the streams are made; services read the values in force from the broker.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct TimesArgs {
-    /// Seconds a silent worker keeps a message: 15 for one server, 30 for a cluster [default: 15]
+    /// Seconds a silent worker keeps a message [default: 15, with copies on several servers 30]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub ack_wait_s: Option<u64>,
 
@@ -184,9 +184,13 @@ pub struct TimesArgs {
 impl TimesArgs {
     /// For this many servers that keep a copy.
     pub fn options(self, replicas: Option<u8>) -> TopologyOptions {
+        let ack_wait = match replicas {
+            None | Some(0 | 1) => ACK_WAIT,
+            Some(_) => ACK_WAIT_OF_CLUSTER,
+        };
         let or = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
         TopologyOptions {
-            ack_wait: or(self.ack_wait_s, ACK_WAIT),
+            ack_wait: or(self.ack_wait_s, ack_wait),
             result_ttl: or(self.result_ttl_s, RESULT_TTL),
             replicas,
         }
@@ -330,6 +334,25 @@ mod tests {
             parsed,
             [None, Some(1), None, Some(3), None, Some(5), None, None]
         );
+    }
+
+    #[test]
+    fn a_silent_worker_keeps_a_message_for_longer_where_an_election_takes_its_time() {
+        for (arguments, seconds) in [
+            (&[][..], 15),
+            (&["--replicas", "1"], 15),
+            (&["--replicas", "3"], 30),
+            (&["--replicas", "5"], 30),
+            (&["--replicas", "3", "--ack-wait-s", "7"], 7),
+        ] {
+            let line = [&["fresco", "nats", "init"][..], arguments].concat();
+            let Command::Nats(NatsCommand::Init { topology, .. }) = Cli::parse_from(line).command
+            else {
+                panic!("not init")
+            };
+            let wait = topology.options().ack_wait;
+            assert_eq!(wait.as_secs(), seconds, "{arguments:?}");
+        }
     }
 
     #[test]

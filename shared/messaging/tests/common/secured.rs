@@ -64,6 +64,13 @@ impl Secrets {
         self.folder.path()
     }
 
+    /// A line at the end of `file`.
+    pub fn add(&self, file: &str, line: &str) {
+        let file = self.folder().join(file);
+        let text = fs::read_to_string(&file).expect("it was copied");
+        fs::write(file, format!("{text}\n{line}\n")).expect("a writable folder");
+    }
+
     /// What a process of `role` is started with.
     pub fn access(&self, role: &str) -> Access {
         Access {

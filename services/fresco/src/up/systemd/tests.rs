@@ -47,7 +47,6 @@ device = "cuda:0"
 urls = ["tls://n1:4222", "tls://n2:4222"]
 credentials = "/etc/fresco/keys"
 replicas = 3
-ack_wait_s = 30
 [gateway]
 listen = "0.0.0.0:8080"
 public_url = "https://h"
