@@ -186,6 +186,9 @@ fn tempo_and_loki_have_what_our_queries_and_promises_need() {
         let local = &tempo["metrics_generator"]["processor"]["local_blocks"];
         assert_eq!(local["filter_server_spans"], false, "ours are of messages");
     }
+    // By its default the points of what it makes of spans have `traceID`, which no link of ours knows.
+    let generator = &tempo["overrides"]["defaults"]["metrics_generator"];
+    assert_eq!(generator["trace_id_label_name"], log::TRACE_ID);
     let loki = read("loki/loki.yml");
     assert!(loki["limits_config"]["retention_period"].is_string());
     assert_eq!(loki["compactor"]["retention_enabled"], true);
