@@ -383,6 +383,9 @@ fn every_role_sends_spans_where_they_are_shown_at_once_and_lines_where_they_are_
             let program = &dockerfile.list(image, "ENTRYPOINT")[1];
             let logging = service.logging.as_ref().unwrap();
             assert_eq!(&logging.options["tag"], program);
+            // Whole seconds leave the lines of several roles within one in any order.
+            let precise = logging.options.get("fluentd-sub-second-precision");
+            assert_eq!(precise.map(String::as_str), Some("true"), "{name}");
             let engine = format!("{}:", logging.options["fluentd-address"]);
             assert!(
                 published.iter().any(|port| port.starts_with(&engine)),
