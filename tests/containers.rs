@@ -40,12 +40,81 @@ struct Service {
     entrypoint: Vec<String>,
     command: Vec<String>,
     environment: BTreeMap<String, String>,
-    volumes: Vec<String>,
+    volumes: Vec<Mount>,
     ports: Vec<String>,
     logging: Option<Logging>,
     pull_policy: Option<String>,
     pids_limit: Option<u32>,
     depends_on: BTreeMap<String, Dependency>,
+}
+
+/// A folder or a file of the host, or a volume, and where a container has it.
+#[derive(Deserialize)]
+#[serde(from = "Written")]
+struct Mount {
+    /// As it is written, with the variable that chooses it.
+    source: String,
+    target: String,
+    read_only: bool,
+    /// Whether the engine makes an empty folder of a source that is not there.
+    is_made: bool,
+}
+
+/// The two forms that Compose has for it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Short(String),
+    Long {
+        source: String,
+        target: String,
+        #[serde(default)]
+        read_only: bool,
+        #[serde(default)]
+        bind: Bind,
+    },
+}
+
+#[derive(Deserialize, Default)]
+struct Bind {
+    create_host_path: Option<bool>,
+}
+
+impl From<Written> for Mount {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Short(text) => {
+                let (source, target) = text.rsplit_once(":/").unwrap();
+                let inside = target.strip_suffix(":ro");
+                Self {
+                    source: source.to_owned(),
+                    target: format!("/{}", inside.unwrap_or(target)),
+                    read_only: inside.is_some(),
+                    is_made: true,
+                }
+            }
+            Written::Long {
+                source,
+                target,
+                read_only,
+                bind,
+            } => Self {
+                source,
+                target,
+                read_only,
+                is_made: bind.create_host_path.unwrap_or(true),
+            },
+        }
+    }
+}
+
+impl Mount {
+    /// Where it is without variables, if it is of this repository.
+    fn path(&self) -> Option<PathBuf> {
+        let path = self.source.strip_prefix("${MODEL:-");
+        let path = path.unwrap_or(&self.source).trim_end_matches('}');
+        path.starts_with('.').then(|| docker().join(path))
+    }
 }
 
 #[derive(Deserialize)]
@@ -64,13 +133,10 @@ struct Logging {
 
 impl Service {
     /// Files and folders of this repository, and where they are mounted.
-    fn mounted(&self) -> impl Iterator<Item = (PathBuf, &str)> {
-        self.volumes.iter().filter_map(|volume| {
-            let (source, target) = volume.rsplit_once(":/").unwrap();
-            let path = source.strip_prefix("${MODEL:-").unwrap_or(source);
-            let path = path.trim_end_matches('}');
-            path.starts_with('.').then(|| (docker().join(path), target))
-        })
+    fn mounted(&self) -> impl Iterator<Item = (PathBuf, &Mount)> {
+        self.volumes
+            .iter()
+            .filter_map(|mount| Some((mount.path()?, mount)))
     }
 
     /// The configurations that it gets.
@@ -283,16 +349,29 @@ fn the_gateway_stops_before_those_who_paint_what_it_let_in_and_the_broker_last()
 fn what_is_mounted_is_there_and_read_only_and_volumes_are_named() {
     for compose in composes() {
         for (name, service) in &compose.services {
-            for (path, target) in service.mounted() {
+            for (path, mount) in service.mounted() {
                 assert!(path.exists(), "{name}: {}", path.display());
-                assert!(target.ends_with(":ro"), "{name}: {target}");
+                assert!(mount.read_only, "{name}: {}", mount.target);
             }
-            let named = service.volumes.iter().map(|v| v.split(':').next().unwrap());
-            for volume in named.filter(|volume| !volume.starts_with(['.', '$'])) {
-                assert!(compose.volumes.contains_key(volume), "{name}: {volume}");
+            for Mount { source, .. } in service.volumes.iter().filter(|m| m.path().is_none()) {
+                assert!(compose.volumes.contains_key(source), "{name}: {source}");
             }
         }
     }
+}
+
+/// An empty folder, root's, would be what its workers load, and they would start again for ever.
+#[test]
+fn a_folder_that_somebody_names_wrongly_is_told_and_not_made() {
+    let mut seen = 0;
+    for (name, service) in services() {
+        let chosen = service.volumes.iter();
+        for mount in chosen.filter(|mount| mount.source.contains('$')) {
+            assert!(!mount.is_made, "{name}: {}", mount.source);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2, "the model, of each kind of worker");
 }
 
 #[test]
