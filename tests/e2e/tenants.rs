@@ -111,10 +111,15 @@ async fn a_file_of_tenants_that_cannot_be_meant_ends_a_gateway_at_once() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("tenants.toml");
     fs::write(&file, "[[tenant]]\nname = \"studio\"\nkey = \"sk-live\"\n").unwrap();
-    let mut command = Command::new(binary("fresco-gateway"));
-    let output = command.arg("--tenants").arg(&file).output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("line 3, column 1: unknown field"), "{said}");
-    assert!(!said.contains("sk-live"), "{said}");
+    let mut by_flag = Command::new(binary("fresco-gateway"));
+    by_flag.arg("--tenants").arg(&file);
+    let mut by_variable = Command::new(binary("fresco-gateway"));
+    by_variable.env("FRESCO_TENANTS", &file);
+    for mut command in [by_flag, by_variable] {
+        let output = command.output().await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("line 3, column 1: unknown field"), "{said}");
+        assert!(!said.contains("sk-live"), "{said}");
+    }
 }
