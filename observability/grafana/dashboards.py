@@ -32,6 +32,9 @@ DIRECT = " No data where a collector that samples stands before Tempo."
 # Of panels that only find what has a tenant.
 OWNED = (" Without dead letters that were replayed, and jobs whose gateway died while their client waited: "
          "no span of theirs names a tenant.")
+# Spans know the prefix of their deployment, which nothing that Tempo makes of them has as a label.
+OF_CHOSEN = 'resource.service.namespace =~ "$namespace"'
+OF_ALL = " Of all deployments."
 # Of the graph: what says nothing of a job is left out of it there.
 OF_JOBS = " Behind a collector without looks at jobs and refusals."
 
@@ -287,7 +290,7 @@ def tracing():
     rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
     # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant. Of
     # one that has neither, what went wrong is to be found all the same: for that nobody's tenant is asked.
-    of_tenant = '{ span.fresco.tenant =~ "$tenant" }'
+    of_tenant = f'{{ {OF_CHOSEN} && span.fresco.tenant =~ "$tenant" }}'
     find = [
         panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace."
               + OWNED, "short",
@@ -297,18 +300,18 @@ def tracing():
         # Rows of spans, for no override reaches a table within a table.
         panel("Slow jobs", "Whole jobs, from the gateway that followed them. An id opens the job at the gateway above; where "
               "tenants are told apart that answers to who brings a key.", "short",
-              traceql('{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer }'
+              traceql(f'{{ {OF_CHOSEN} && name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer }}'
                       " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)",
                       tableType="spans"),
               kind="table", width=12,
               overrides=[link("fresco.job.id", "The job", "${gateway:raw}/v1/images/jobs/${__value.raw}")]),
         panel("Failures", "Traces with spans that are errors, with what went wrong. A cancelled job is none. Of all tenants.",
-              "short", traceql("{ status = error }"
+              "short", traceql(f"{{ {OF_CHOSEN} && status = error }}"
                                " | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"),
               kind="table", width=12),
         panel("Tried again", "Messages that were delivered more than once, and attempts of workers that nobody heard of again. "
               "Of all tenants.", "short",
-              traceql('{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 }'
+              traceql(f'{{ {OF_CHOSEN} && (name = "lost attempt" || span.messaging.nats.delivered_count > 1) }}'
                       " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
               kind="table", width=12),
         panel("Long denoising", "Denoising that took so long, below the message that asked for it." + OWNED, "short",
@@ -328,22 +331,23 @@ def tracing():
     ]
     graph = [
         panel("Service graph", "Who sends to whom, as Tempo pairs the spans of a message. Clients and SRT servers are in it ten "
-              "minutes late.", "short",
+              "minutes late." + OF_ALL, "short",
               traceql("", kind="serviceMap"), kind="nodeGraph", width=12),
         panel("Edges", "Messages and calls per second. Those from clients and to SRT servers, who send no spans, count ten "
-              "minutes after they were made, when nobody else's half has come; of requests of this moment Rate tells." + OF_JOBS,
+              "minutes after they were made, when nobody else's half has come; of requests of this moment Rate tells." + OF_JOBS
+              + OF_ALL,
               "reqps",
               query(rate("traces_service_graph_request_total", "client, server"), "{{client}} to {{server}}"), must=True,
               width=6),
         panel("Failed edges", "Those of which either side failed. From clients and to SRT servers ten minutes late; Errors is "
-              "not." + OF_JOBS, "reqps",
+              "not." + OF_JOBS + OF_ALL, "reqps",
               query(rate("traces_service_graph_request_failed_total", "client, server"), "{{client}} to {{server}}"), width=6),
-        panel("In the queue", "p95 from sending a message to working on it." + DIRECT, "s",
+        panel("In the queue", "p95 from sending a message to working on it." + OF_ALL + DIRECT, "s",
               query("histogram_quantile(0.95, " + rate("traces_service_graph_request_messaging_system_seconds_bucket",
                                                         "le, client, server") + ")", "{{client}} to {{server}}"), must=True),
         panel("Half edges", "Share of the edges that found no other half. Each message that came once more is one, each that was "
               "taken out of its queue, and each request of a client with a trace of its own; when nothing of that happens, trace "
-              "context is lost somewhere. And share of the halves that found no room to wait in." + DIRECT,
+              "context is lost somewhere. And share of the halves that found no room to wait in." + OF_ALL + DIRECT,
               "percentunit",
               [query(f"sum(rate({EXPIRED}{INTERVAL})) / sum(rate({EDGES}{INTERVAL}))", "without a partner"),
                query(f"sum(rate({DROPPED}{INTERVAL})) / (sum(rate({DROPPED}{INTERVAL})) + sum(rate({EDGES}{INTERVAL})))",
@@ -352,16 +356,17 @@ def tracing():
               "short", query("sum by (instance) (increase(fresco_messages_untraced_total[5m]))", "{{instance}}")),
     ]
     red = [
-        panel("Rate", "Spans per second.", "reqps",
+        panel("Rate", "Spans per second." + OF_ALL, "reqps",
               query(rate("traces_spanmetrics_calls_total", "service, span_name"), "{{service}} {{span_name}}"), must=True),
-        panel("Errors", "Spans per second that are errors.", "reqps",
+        panel("Errors", "Spans per second that are errors." + OF_ALL, "reqps",
               query(f'sum by (service, span_name) (rate(traces_spanmetrics_calls_total{{status_code="STATUS_CODE_ERROR"}}{INTERVAL}))',
                     "{{service}} {{span_name}}")),
-        panel("Duration", "p95 of each kind of span.", "s",
+        panel("Duration", "p95 of each kind of span." + OF_ALL, "s",
               query("histogram_quantile(0.95, " + rate("traces_spanmetrics_latency_bucket", "le, service, span_name") + ")",
                     "{{service}} {{span_name}}", exemplar=True), must=True),
         panel("Denoiser by denoiser", "Median and p95 of an output at each denoiser, from its spans." + DIRECT, "s",
-              traceql('{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)'),
+              traceql(f'{{ {OF_CHOSEN} && name = "process denoise" }}'
+                      " | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)"),
               width=24),
     ]
     variables = [PROMETHEUS, variable("tempo", "tempo", "Tempo"), variable("loki", "loki", "Loki"),

@@ -10,7 +10,7 @@ mod spans;
 
 use std::{collections::BTreeSet, fs};
 
-use integration::{dashboards::folder, queries::shipped};
+use integration::{dashboards::folder, queries::shipped, root};
 use protocol::trace::log;
 use regex::Regex;
 use serde_yaml_ng::{Mapping, Value};
@@ -45,6 +45,7 @@ fn every_section_is_one_that_its_program_documents() {
                 "storage",
                 "metrics_generator",
                 "overrides",
+                "usage_report",
             ],
         ),
         (
@@ -56,6 +57,7 @@ fn every_section_is_one_that_its_program_documents() {
                 "schema_config",
                 "compactor",
                 "limits_config",
+                "analytics",
             ],
         ),
         (
@@ -186,10 +188,32 @@ fn tempo_and_loki_have_what_our_queries_and_promises_need() {
         let local = &tempo["metrics_generator"]["processor"]["local_blocks"];
         assert_eq!(local["filter_server_spans"], false, "ours are of messages");
     }
+    // By its default the points of what it makes of spans have `traceID`, which no link of ours knows.
+    let generator = &tempo["overrides"]["defaults"]["metrics_generator"];
+    assert_eq!(generator["trace_id_label_name"], log::TRACE_ID);
     let loki = read("loki/loki.yml");
     assert!(loki["limits_config"]["retention_period"].is_string());
     assert_eq!(loki["compactor"]["retention_enabled"], true);
     assert!(loki["compactor"]["delete_request_store"].is_string());
+}
+
+/// By default Tempo, Loki and Grafana each tell their maker how they are used.
+#[test]
+fn nothing_tells_the_makers_of_programs_how_they_are_used() {
+    let off = Value::Bool(false);
+    let tempo = read("tempo/tempo.yml");
+    assert_eq!(tempo["usage_report"]["reporting_enabled"], off);
+    let loki = read("loki/loki.yml");
+    assert_eq!(loki["analytics"]["reporting_enabled"], off);
+    let compose = fs::read_to_string(root().join("docker/compose.observe.yaml")).unwrap();
+    let compose: Value = serde_yaml_ng::from_str(&compose).unwrap();
+    let grafana = &compose["services"]["grafana"]["environment"];
+    for reports in [
+        "GF_ANALYTICS_REPORTING_ENABLED",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES",
+    ] {
+        assert_eq!(grafana[reports], "false", "{reports}");
+    }
 }
 
 #[test]

@@ -26,6 +26,12 @@ fresco_worker_info{job="e2e/fresco-denoiser",instance="denoiser-2",worker="denoi
 # TYPE traces_spanmetrics_duration_seconds histogram
 traces_spanmetrics_duration_seconds_bucket{job="e2e/fresco-denoiser",instance="denoiser-1",service_name="fresco-denoiser",span_name="denoise",le="+Inf"} 1
 traces_spanmetrics_duration_seconds_count{job="e2e/fresco-denoiser",instance="denoiser-1",service_name="fresco-denoiser",span_name="denoise"} 1
+# TYPE traces_service_graph_request_total counter
+traces_service_graph_request_total{client="fresco-gateway",server="fresco-ar-batcher",connection_type="messaging_system",failed="false"} 3
+traces_service_graph_request_total{client="fresco-gateway",server="unknown",connection_type="virtual_node",failed="false"} 2
+# TYPE traces_service_graph_request_client_seconds histogram
+traces_service_graph_request_client_seconds_bucket{client="fresco-gateway",server="unknown",connection_type="virtual_node",failed="false",le="+Inf"} 2
+traces_service_graph_request_client_seconds_count{client="fresco-gateway",server="unknown",connection_type="virtual_node",failed="false"} 2
 "#;
 
 /// A Prometheus whose scrape of the collector is that of `file`, of a collector that has `PUSHED`.
@@ -100,6 +106,13 @@ async fn assert_spans(prometheus: &Prometheus) {
     for left_over in ["service_name", "exported_job", "exported_instance"] {
         assert_eq!(label(left_over), None);
     }
+    // A message that was taken out of its queue is no edge, as it is none with Tempo: the connector makes one of it, to
+    // nobody that there is.
+    let edges = prometheus
+        .now(r#"{__name__=~"traces_service_graph_.*"}"#)
+        .await;
+    let servers = edges.iter().map(|edge| edge.labels["server"].as_str());
+    assert_eq!(servers.collect::<Vec<_>>(), ["fresco-ar-batcher"]);
 }
 
 #[tokio::test]

@@ -51,6 +51,9 @@ fn every_role_sends_spans_where_they_are_shown_at_once_and_lines_where_they_are_
             let program = &dockerfile.list(image, "ENTRYPOINT")[1];
             let logging = service.logging.as_ref().unwrap();
             assert_eq!(&logging.options["tag"], program);
+            // Whole seconds leave the lines of several roles within one in any order.
+            let precise = logging.options.get("fluentd-sub-second-precision");
+            assert_eq!(precise.map(String::as_str), Some("true"), "{name}");
             let engine = format!("{}:", logging.options["fluentd-address"]);
             assert!(
                 published.iter().any(|port| port.starts_with(&engine)),
@@ -58,6 +61,26 @@ fn every_role_sends_spans_where_they_are_shown_at_once_and_lines_where_they_are_
             );
         }
     }
+}
+
+/// The panel of warnings and errors reads a level out of each line.
+#[test]
+fn whose_lines_are_collected_writes_them_as_json() {
+    let (dockerfile, targets) = (Dockerfile::read(), targets());
+    let [compose, observe] = composes();
+    let mut seen = 0;
+    for (name, service) in &observe.services {
+        let logging = service.logging.as_ref();
+        if logging.is_none_or(|logging| logging.driver != "fluentd") {
+            continue;
+        }
+        let mut words = dockerfile.list(&targets[name], "ENTRYPOINT");
+        words.extend(compose.services[name].command.iter().cloned());
+        let json = words.windows(2).any(|two| two == ["--log-format", "json"]);
+        assert!(json, "{name}: {words:?}");
+        seen += 1;
+    }
+    assert_eq!(seen, 4);
 }
 
 #[test]

@@ -31,12 +31,81 @@ pub(crate) struct Service {
     pub(crate) entrypoint: Vec<String>,
     pub(crate) command: Vec<String>,
     pub(crate) environment: BTreeMap<String, String>,
-    pub(crate) volumes: Vec<String>,
+    pub(crate) volumes: Vec<Mount>,
     pub(crate) ports: Vec<String>,
     pub(crate) logging: Option<Logging>,
     pub(crate) pull_policy: Option<String>,
     pub(crate) pids_limit: Option<u32>,
     pub(crate) depends_on: BTreeMap<String, Dependency>,
+}
+
+/// A folder or a file of the host, or a volume, and where a container has it.
+#[derive(Deserialize)]
+#[serde(from = "Written")]
+pub(crate) struct Mount {
+    /// As it is written, with the variable that chooses it.
+    pub(crate) source: String,
+    pub(crate) target: String,
+    pub(crate) read_only: bool,
+    /// Whether the engine makes an empty folder of a source that is not there.
+    pub(crate) is_made: bool,
+}
+
+/// The two forms that Compose has for it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Short(String),
+    Long {
+        source: String,
+        target: String,
+        #[serde(default)]
+        read_only: bool,
+        #[serde(default)]
+        bind: Bind,
+    },
+}
+
+#[derive(Deserialize, Default)]
+struct Bind {
+    create_host_path: Option<bool>,
+}
+
+impl From<Written> for Mount {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Short(text) => {
+                let (source, target) = text.rsplit_once(":/").unwrap();
+                let inside = target.strip_suffix(":ro");
+                Self {
+                    source: source.to_owned(),
+                    target: format!("/{}", inside.unwrap_or(target)),
+                    read_only: inside.is_some(),
+                    is_made: true,
+                }
+            }
+            Written::Long {
+                source,
+                target,
+                read_only,
+                bind,
+            } => Self {
+                source,
+                target,
+                read_only,
+                is_made: bind.create_host_path.unwrap_or(true),
+            },
+        }
+    }
+}
+
+impl Mount {
+    /// Where it is without variables, if it is of this repository.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        let path = self.source.strip_prefix("${MODEL:-");
+        let path = path.unwrap_or(&self.source).trim_end_matches('}');
+        path.starts_with('.').then(|| docker().join(path))
+    }
 }
 
 #[derive(Deserialize)]
@@ -55,13 +124,10 @@ pub(crate) struct Logging {
 
 impl Service {
     /// Files and folders of this repository, and where they are mounted.
-    pub(crate) fn mounted(&self) -> impl Iterator<Item = (PathBuf, &str)> {
-        self.volumes.iter().filter_map(|volume| {
-            let (source, target) = volume.rsplit_once(":/").unwrap();
-            let path = source.strip_prefix("${MODEL:-").unwrap_or(source);
-            let path = path.trim_end_matches('}');
-            path.starts_with('.').then(|| (docker().join(path), target))
-        })
+    pub(crate) fn mounted(&self) -> impl Iterator<Item = (PathBuf, &Mount)> {
+        self.volumes
+            .iter()
+            .filter_map(|mount| Some((mount.path()?, mount)))
     }
 
     /// The configurations that it gets.

@@ -1,6 +1,6 @@
 //! What a container may do and take.
 
-use crate::files::{Dockerfile, composes, services};
+use crate::files::{Dockerfile, Mount, composes, services};
 
 #[test]
 fn no_container_is_root_has_a_capability_or_a_root_folder_it_could_write() {
@@ -58,14 +58,27 @@ fn no_container_fills_the_disk_with_its_log_or_the_host_with_threads() {
 fn what_is_mounted_is_there_and_read_only_and_volumes_are_named() {
     for compose in composes() {
         for (name, service) in &compose.services {
-            for (path, target) in service.mounted() {
+            for (path, mount) in service.mounted() {
                 assert!(path.exists(), "{name}: {}", path.display());
-                assert!(target.ends_with(":ro"), "{name}: {target}");
+                assert!(mount.read_only, "{name}: {}", mount.target);
             }
-            let named = service.volumes.iter().map(|v| v.split(':').next().unwrap());
-            for volume in named.filter(|volume| !volume.starts_with(['.', '$'])) {
-                assert!(compose.volumes.contains_key(volume), "{name}: {volume}");
+            for Mount { source, .. } in service.volumes.iter().filter(|m| m.path().is_none()) {
+                assert!(compose.volumes.contains_key(source), "{name}: {source}");
             }
         }
     }
+}
+
+/// An empty folder, root's, would be what its workers load, and they would start again for ever.
+#[test]
+fn a_folder_that_somebody_names_wrongly_is_told_and_not_made() {
+    let mut seen = 0;
+    for (name, service) in services() {
+        let chosen = service.volumes.iter();
+        for mount in chosen.filter(|mount| mount.source.contains('$')) {
+            assert!(!mount.is_made, "{name}: {}", mount.source);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2, "the model, of each kind of worker");
 }

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod commands;
+mod measured;
 mod reference;
 mod site;
 

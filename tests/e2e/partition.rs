@@ -1,9 +1,11 @@
 //! Hosts that lose each other for longer than a worker may be silent, and find each other again: nothing is lost, each
 //! output has one result, and whoever was away works again by itself. Network namespaces are the hosts, so this needs
-//! root; where there can be none it says so and tests nothing.
+//! root; where there can be none it says so and tests nothing, but where they are required: `.ci/run` does that wherever
+//! namespaces can be made.
 
 use std::time::{Duration, Instant};
 
+use clap::{Parser, ValueEnum};
 use integration::{
     api::Api,
     chaos::pauses::now_ms,
@@ -36,14 +38,44 @@ fn say(what: &str) {
     println!("{what}");
 }
 
+/// Read by clap like every other variable.
+#[derive(Parser)]
+struct Wanted {
+    #[arg(long, env = "FRESCO_TEST_HOSTS", default_value = "if-possible")]
+    hosts: Hosts,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Hosts {
+    IfPossible,
+    Required,
+}
+
+impl Hosts {
+    fn wanted() -> Self {
+        let wanted = Wanted::try_parse_from(["tests"]).unwrap_or_else(|error| panic!("{error}"));
+        wanted.hosts
+    }
+
+    /// What was started, or nothing where it need not be.
+    fn take<T>(self, started: Result<T, String>) -> Option<T> {
+        match (self, started) {
+            (_, Ok(site)) => Some(site),
+            (Self::Required, Err(why)) => panic!("hosts are required: {why}"),
+            (Self::IfPossible, Err(why)) => {
+                say(&format!("SKIPPED: there can be no hosts here: {why}"));
+                None
+            }
+        }
+    }
+}
+
 async fn site(painters: &[&'static str]) -> Option<Site> {
     site_on(&[BROKER], painters).await
 }
 
 async fn site_on(brokers: &[&'static str], painters: &[&'static str]) -> Option<Site> {
-    let site = Site::start(brokers, painters).await;
-    site.inspect_err(|why| say(&format!("SKIPPED: there can be no hosts here: {why}")))
-        .ok()
+    Hosts::wanted().take(Site::start(brokers, painters).await)
 }
 
 fn holds_since(worker: &WorkerPresence, at_ms: i128) -> bool {
@@ -118,6 +150,13 @@ async fn all_idle(site: &Site) {
         (listed.len() == site.workers_count() && listed.values().all(idle)).then_some(())
     })
     .await;
+}
+
+#[test]
+#[should_panic(expected = "no iproute2")]
+fn hosts_that_are_required_and_cannot_be_are_a_failure() {
+    let none: Option<()> = Hosts::Required.take(Err("no iproute2".to_owned()));
+    assert_eq!(none, None);
 }
 
 #[tokio::test]

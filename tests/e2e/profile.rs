@@ -4,14 +4,16 @@ use std::process::{Output, Stdio};
 
 use integration::{
     binary,
-    fleet::{Fleet, Size},
+    fleet::{Fleet, Size, until},
     http,
 };
+use messaging::Presence;
 use protocol::{Role, WorkerPresence};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 const KEY: &str = "an-admin-key-of-the-tests";
 
@@ -37,12 +39,17 @@ async fn worker(fleet: &Fleet, role: Role) -> WorkerPresence {
 
 /// `fresco profile` with these arguments besides where the broker is.
 fn profile(fleet: &Fleet, key: &str, arguments: &[&str]) -> Command {
+    let mut command = fresco(fleet, "profile");
+    command.args(["--admin-key-file", key]).args(arguments);
+    command
+}
+
+/// A command of the operator.
+fn fresco(fleet: &Fleet, name: &str) -> Command {
     let mut command = Command::new(binary("fresco"));
     command
-        .arg("profile")
+        .arg(name)
         .args(fleet.broker.flags(Role::Operator))
-        .args(["--admin-key-file", key])
-        .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
@@ -56,9 +63,14 @@ fn said(output: &Output) -> String {
 /// Asks `worker` for its next steps, and paints until it has answered: what it reports, and the pictures.
 async fn profiled(fleet: &Fleet, key: &str, worker: &WorkerPresence) -> (Value, Vec<Vec<u8>>) {
     let name = worker.worker.to_string();
-    let mut asking = profile(fleet, key, &[&name, "--steps", "2", "--json"])
-        .spawn()
-        .unwrap();
+    let asking = profile(fleet, key, &[&name, "--steps", "2", "--json"]);
+    let (output, pictures) = while_painting(fleet, asking).await;
+    (serde_json::from_slice(&output.stdout).unwrap(), pictures)
+}
+
+/// Paints until `asking` has its answer.
+async fn while_painting(fleet: &Fleet, mut asking: Command) -> (Output, Vec<Vec<u8>>) {
+    let mut asking = asking.spawn().unwrap();
     let mut pictures = Vec::new();
     while asking.try_wait().unwrap().is_none() {
         let answer = http::generate(&fleet.gateway, &fox()).await;
@@ -66,7 +78,49 @@ async fn profiled(fleet: &Fleet, key: &str, worker: &WorkerPresence) -> (Value, 
     }
     let output = asking.wait_with_output().await.unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    (serde_json::from_slice(&output.stdout).unwrap(), pictures)
+    (output, pictures)
+}
+
+/// Reads what a person gets, by the commands and variables of the page: of a worker that says it is on another machine, to
+/// which the key goes only when that is named.
+async fn is_shown_to_a_person(fleet: &Fleet, key: &str, worker: WorkerPresence) {
+    let elsewhere = WorkerPresence {
+        worker: "denoiser-elsewhere".parse().unwrap(),
+        host: "elsewhere".to_owned(),
+        ..worker
+    };
+    let (tracker, gone) = (TaskTracker::new(), CancellationToken::new());
+    let _presence = Presence::start(&fleet.bus, elsewhere, &tracker, gone.clone());
+    until("`fresco workers` shows it", || async {
+        let mut command = fresco(fleet, "workers");
+        let output = command.output().await.unwrap();
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut names = shown.lines().map(|line| line.split(' ').next());
+        let is_there = names.any(|name| name == Some("denoiser-elsewhere"));
+        is_there.then_some(())
+    })
+    .await;
+    let asking = || {
+        let mut command = fresco(fleet, "profile");
+        command.args(["denoiser-elsewhere", "--steps", "2"]);
+        command.env("FRESCO_ADMIN_KEY_FILE", key);
+        command
+    };
+    let refused = asking().output().await.unwrap();
+    let told = said(&refused);
+    assert!(told.contains("--worker-host 127.0.0.1"), "{told}");
+    let mut named = asking();
+    named.env("FRESCO_WORKER_HOSTS", "10.0.0.5,127.0.0.1");
+    let (output, _) = while_painting(fleet, named).await;
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = shown.lines().collect();
+    assert!(lines[0].starts_with("OPERATOR "), "{shown}");
+    assert!(shown.contains("\naten::"), "{shown}");
+    let sum = lines.last().unwrap();
+    assert!(sum.starts_with("2 steps on cpu: operators "), "{shown}");
+    gone.cancel();
+    tracker.close();
+    tracker.wait().await;
 }
 
 /// Two steps of libtorch that fit into the time they took.
@@ -150,6 +204,8 @@ async fn a_profiled_step_shows_its_operators_and_paints_the_same_picture() {
             );
         }
     }
+    let denoiser = worker(&fleet, Role::Denoiser).await;
+    is_shown_to_a_person(&fleet, &key, denoiser).await;
     let again = http::generate(&fleet.gateway, &fox()).await;
     assert_eq!(http::pictures(&again).await, [plain]);
 }

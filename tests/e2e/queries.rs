@@ -190,6 +190,10 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
     );
     let of = |job: &str, longer| past.filled("", &past.ids[job], longer);
     let whose = |tenant, with| Filled { tenant, ..with };
+    let elsewhere = Filled {
+        namespace: "another",
+        ..all
+    };
     let (studio, press, nobody) = (STUDIO.name, PRESS.name, Tenant::NONE);
     vec![
         (BY_ID, longer, &["slow"]),
@@ -211,6 +215,11 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
         (DENOISING, whose(press, longer), &["slow"]),
         (DENOISING, whose(studio, longer), &[]),
         (DENOISING, whose(studio, all), &["killed", "quick"]),
+        (BY_ID, elsewhere, &[]),
+        (SLOW, elsewhere, &[]),
+        (FAILURES, elsewhere, &[]),
+        (AGAIN, elsewhere, &[]),
+        (DENOISING, elsewhere, &[]),
         (OF_STUDIO, all, &["killed", "quick"]),
         (ASKED_BY_STUDIO, all, &["killed", "quick"]),
         (r#"{ name = "lost attempt" }"#, all, &["killed"]),
@@ -233,15 +242,16 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
     ]
 }
 
-const BY_ID: &str = r#"{ span.fresco.tenant =~ "$tenant" } && { span.fresco.job.id =~ "$job" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"#;
-const SLOW: &str = r#"{ name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"#;
-const FAILURES: &str = "{ status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)";
-const AGAIN: &str = r#"{ name = "lost attempt" || span.messaging.nats.delivered_count > 1 } | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"#;
-const DENOISING: &str = r#"{ span.fresco.tenant =~ "$tenant" } && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })"#;
+const BY_ID: &str = r#"{ resource.service.namespace =~ "$namespace" && span.fresco.tenant =~ "$tenant" } && { span.fresco.job.id =~ "$job" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"#;
+const SLOW: &str = r#"{ resource.service.namespace =~ "$namespace" && name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"#;
+const FAILURES: &str = r#"{ resource.service.namespace =~ "$namespace" && status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"#;
+const AGAIN: &str = r#"{ resource.service.namespace =~ "$namespace" && (name = "lost attempt" || span.messaging.nats.delivered_count > 1) } | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"#;
+const DENOISING: &str = r#"{ resource.service.namespace =~ "$namespace" && span.fresco.tenant =~ "$tenant" } && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })"#;
 const OF_STUDIO: &str = r#"{ span.fresco.tenant = "studio" }"#;
 /// By the requests alone: a job that no gateway lived to follow to its end is still somebody's.
 const ASKED_BY_STUDIO: &str = r#"{ kind = server && span.fresco.tenant = "studio" }"#;
-const BY_DENOISER: &str = r#"{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)"#;
+const BY_DENOISER: &str = r#"{ resource.service.namespace =~ "$namespace" && name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)"#;
+const OF_ANY_DENOISER: &str = r#"{ name = "process denoise" } | quantile_over_time(duration, 0.5, 0.95) by (resource.service.instance.id)"#;
 const TO_LINES: &str =
     r#"{service_namespace="${__span.tags["service.namespace"]}"} |= "${__span.traceId}""#;
 const LINES: &str = r#"{service_namespace=~"$namespace"} |= "$trace""#;
@@ -257,7 +267,7 @@ async fn each_query_finds_the_jobs_that_it_should_and_no_others() {
     }
     let known: BTreeSet<_> = of_jobs
         .into_iter()
-        .chain([BY_DENOISER, TO_LINES, LINES, TROUBLE])
+        .chain([BY_DENOISER, OF_ANY_DENOISER, TO_LINES, LINES, TROUBLE])
         .collect();
     for asked in shipped() {
         // A comment is for people.
@@ -300,7 +310,17 @@ fn groups_by_denoiser(past: &Past) {
         .map(|(mut key, group)| (key.remove(0), group.count as u64))
         .collect();
     assert_eq!(counts, past.painted, "what each says it painted");
-    let groups = groups(BY_DENOISER).unwrap();
+    let by_denoiser = |namespace| {
+        let with = Filled {
+            namespace,
+            ..Filled::default()
+        };
+        groups(&asked(BY_DENOISER).filled(&with)).unwrap()
+    };
+    assert!(by_denoiser("another").is_empty());
+    let of_any = groups(OF_ANY_DENOISER).unwrap();
+    let groups = by_denoiser(&past.namespace);
+    assert!(groups.keys().eq(of_any.keys()));
     let names: BTreeSet<_> = groups.keys().map(|key| &key[0]).collect();
     assert!(past.painted.keys().all(|worker| names.contains(worker)));
     assert!(!names.contains(&past.killed), "its span died with it");

@@ -20,13 +20,16 @@ use tokio::process::Command;
 /// `fresco generate` with these flags; whether it wrote a picture, and what it said.
 async fn generate(gateway: &Api, out: &Path, flags: &[&str], key: Option<&str>) -> (bool, String) {
     let fixed = ["generate", "a red fox", "--size", "64x64", "--steps", "2"];
+    let out = ["--out", out.to_str().unwrap()];
+    fresco(gateway, &[&fixed[..], &out, flags].concat(), key).await
+}
+
+/// A command to this gateway, with a key in the environment or none; whether it succeeded, and what it said.
+async fn fresco(gateway: &Api, arguments: &[&str], key: Option<&str>) -> (bool, String) {
     let mut command = Command::new(binary("fresco"));
     command
-        .args(fixed)
-        .args(["--gateway", gateway.url(), "--out"])
-        .arg(out)
-        .args(flags);
-    command
+        .args(arguments)
+        .args(["--gateway", gateway.url()])
         .env_remove("FRESCO_API_KEY")
         .envs(key.map(|key| ("FRESCO_API_KEY", key)));
     let output = command.output().await.unwrap();
@@ -100,6 +103,12 @@ async fn two_tenants_share_the_devices_and_nothing_else() {
         assert_eq!(done, good, "{said}");
         assert_eq!(said.contains("invalid_api_key"), !good, "{said}");
     }
+    let id = painted.id();
+    let own = [&["cancel", &id][..], &with_file].concat();
+    let (done, said) = fresco(&gateway, &own, None).await;
+    assert!(done && said.ends_with("-0 completed\n"), "{said}");
+    let (done, said) = fresco(&gateway, &["cancel", &id], Some(PRESS.key)).await;
+    assert!(!done && said.contains("not_found"), "{said}");
     let log = process.log();
     for secret in [STUDIO.key, PRESS.key, "sk-nobody"] {
         assert!(!log.contains(secret), "{log}");
@@ -111,10 +120,15 @@ async fn a_file_of_tenants_that_cannot_be_meant_ends_a_gateway_at_once() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("tenants.toml");
     fs::write(&file, "[[tenant]]\nname = \"studio\"\nkey = \"sk-live\"\n").unwrap();
-    let mut command = Command::new(binary("fresco-gateway"));
-    let output = command.arg("--tenants").arg(&file).output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("line 3, column 1: unknown field"), "{said}");
-    assert!(!said.contains("sk-live"), "{said}");
+    let mut by_flag = Command::new(binary("fresco-gateway"));
+    by_flag.arg("--tenants").arg(&file);
+    let mut by_variable = Command::new(binary("fresco-gateway"));
+    by_variable.env("FRESCO_TENANTS", &file);
+    for mut command in [by_flag, by_variable] {
+        let output = command.output().await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("line 3, column 1: unknown field"), "{said}");
+        assert!(!said.contains("sk-live"), "{said}");
+    }
 }

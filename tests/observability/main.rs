@@ -199,6 +199,33 @@ fn grafanas_own_grammars_read_every_query_to_tempo_and_loki() {
     assert!(traces.count() >= 12 && logs.count() >= 3);
 }
 
+/// Several deployments may share a Tempo and a Prometheus: a panel is of the one that is chosen, or says that it is of all.
+#[test]
+fn a_panel_of_spans_is_of_one_deployment_or_says_that_it_is_of_all() {
+    let of_all = "Of all deployments.";
+    let (mut of_one, mut told) = (0, 0);
+    for panel in dashboards().into_iter().flat_map(|d| d.panels()) {
+        let description = panel.json["description"].as_str().unwrap();
+        for target in panel.json["targets"].as_array().unwrap() {
+            let text = |field: &str| target[field].as_str().unwrap_or_default();
+            let (expr, query) = (text("expr"), text("query"));
+            let is_of_tempo = target["datasource"]["type"] == "tempo";
+            let selects = query.contains(r#"resource.service.namespace =~ "$namespace""#);
+            if is_of_tempo && selects {
+                of_one += 1;
+            } else if ["traces_", "tempo_"].iter().any(|it| expr.contains(it))
+                || is_of_tempo && query != "$trace"
+            {
+                assert!(description.contains(of_all), "{}", panel.name);
+                told += 1;
+                continue;
+            }
+            assert!(!description.contains(of_all), "{}", panel.name);
+        }
+    }
+    assert!(of_one >= 6 && told >= 6, "{of_one}, {told}");
+}
+
 #[test]
 fn a_broken_query_is_told() {
     use Language::{LogQl, TraceQl};

@@ -13,7 +13,7 @@ use clap::{
     error::ErrorKind,
 };
 use protocol::{ImageSize, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
-use service::BusArgs;
+use service::{BusArgs, LogFormat};
 
 pub use self::api_key::{ApiKey, ApiKeyError};
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
@@ -40,15 +40,13 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 
-    /// What to log to stderr, for example `info` or `messaging=debug`
-    #[arg(
-        long = "log",
-        env = "FRESCO_LOG",
-        value_name = "FILTER",
-        default_value = "error",
-        global = true
-    )]
-    pub log_filter: String,
+    /// What to log to stderr, for example `info` or `messaging=debug` [default: error; info for watch]
+    #[arg(long = "log", env = "FRESCO_LOG", value_name = "FILTER", global = true)]
+    pub log_filter: Option<String>,
+
+    /// How log lines look
+    #[arg(long, env = "FRESCO_LOG_FORMAT", value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
+    pub log_format: LogFormat,
 }
 
 /// The subcommands.
@@ -253,6 +251,17 @@ pub struct LeashArgs {
 }
 
 impl Cli {
+    /// What is logged: of a command only what somebody has to act on, since it tells the rest itself; of one that runs beside
+    /// a broker, where nobody reads along, what a service logs.
+    pub fn log_filter(&self) -> String {
+        let unsaid = match &self.command {
+            Command::Watch(_) => "info",
+            _ => "error",
+        };
+        let said = self.log_filter.clone();
+        said.unwrap_or_else(|| unsaid.to_owned())
+    }
+
     /// The flags that go together, or the error that says which do not.
     pub fn checked(self) -> Result<Self, clap::Error> {
         if let Command::Up(up) = &self.command

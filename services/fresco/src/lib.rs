@@ -21,7 +21,7 @@ mod workers;
 use std::time::Duration;
 
 use service::{
-    LogFormat, ShellArgs, TraceArgs,
+    ShellArgs, TraceArgs,
     exit::Failure,
     telemetry::{self, Identity},
 };
@@ -37,8 +37,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         health_listen: ([127, 0, 0, 1], 0).into(),
         advertise: None,
         admin_key: None,
-        log_filter: cli.log_filter,
-        log_format: LogFormat::Text,
+        log_filter: cli.log_filter(),
+        log_format: cli.log_format,
         grace: Duration::ZERO,
         tokio_console: None,
         traces: TraceArgs::default(),

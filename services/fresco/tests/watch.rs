@@ -59,7 +59,7 @@ impl Site {
     fn watch(&self) {
         let (bus, urls) = (self.bus.clone(), vec![self.broker.system_url()]);
         TaskTracker::new()
-            .spawn(async move { watcher::watch(&bus, &urls, &Access::default()).await });
+            .spawn(async move { watcher::watch(&bus, &urls, &Access::default(), |_| ()).await });
     }
 
     async fn enqueue(&self, job: u128) {
@@ -269,17 +269,17 @@ async fn the_program_keeps_watches_and_tells_no_password() {
 }
 
 /// Goes on to the line that has `text`.
-async fn until_told(told: &mut Lines<BufReader<ChildStderr>>, text: &str) {
+async fn until_told(told: &mut Lines<BufReader<ChildStderr>>, text: &str) -> String {
     within(text, async {
         loop {
             let line = told.next_line().await.unwrap();
             let line = line.unwrap_or_else(|| panic!("it ended before it told: {text}"));
             if line.contains(text) {
-                return;
+                return line;
             }
         }
     })
-    .await;
+    .await
 }
 
 #[tokio::test]
@@ -295,14 +295,17 @@ async fn without_its_system_account_it_keeps_the_streams_and_tries_again() {
     let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_fresco"));
     program.args(["watch", "--prefix", "t", "--nats-url", &broker.url()]);
     program.args(["--system-url", &format!("nats://{address}")]);
+    // Nobody tells it what to log: it is no command that somebody waits for.
     program
         .arg("--system-credentials")
         .arg(&file)
-        .args(["--log", "info"]);
+        .args(["--log-format", "json"]);
     program.stderr(Stdio::piped()).kill_on_drop(true);
     let mut program = program.spawn().unwrap();
     let mut told = BufReader::new(program.stderr.take().unwrap()).lines();
-    until_told(&mut told, "no system account").await;
+    let line = until_told(&mut told, "no system account").await;
+    let warning: serde_json::Value = serde_json::from_str(&line).expect(&line);
+    assert_eq!(warning["level"], "WARN");
     let bus = connect(&broker.url()).await;
     let topology = Topology::new(&prefix());
     until("the streams are there", || async {
@@ -347,8 +350,8 @@ async fn a_deleted_consumer_comes_back_and_is_worked_on() {
     let (bus, topology) = (site.bus.clone(), site.topology.clone());
     let (told, mut news) = tokio::sync::mpsc::channel(8);
     TaskTracker::new().spawn(async move {
-        keeper::keep(&bus, &topology, |line| {
-            told.try_send(line.to_owned()).unwrap()
+        keeper::keep(&bus, &topology, |news| {
+            told.try_send(news.to_string()).unwrap()
         })
         .await;
     });

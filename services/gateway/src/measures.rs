@@ -195,7 +195,8 @@ pub(crate) fn keep(metrics: &Metrics, process: Process, bus: &Bus, rooms: &Rooms
         let looked_at = Arc::clone(&looked_at);
         async move {
             gauges.outputs_open.set(number(rooms.open()));
-            // Held while looking: who comes meanwhile gets what is found.
+            // Held while looking: who comes meanwhile gets what is found. The one lock of ours across an await, and no state
+            // that somebody changes behind another's back: a task of its own would be waited for alike, for LOOK_TIME_MAX too.
             let mut looked_at = looked_at.lock().await;
             if looked_at.is_some_and(|at: Instant| at.elapsed() < AGE_MIN) {
                 return;

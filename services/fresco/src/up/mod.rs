@@ -142,7 +142,8 @@ fn look_after(
     if let Some(system) = prepared.system.clone() {
         let bus = bus.clone();
         spawn(Box::pin(async move {
-            watcher::keep_watching(&bus, &system.urls, &system.access).await;
+            let tell = |line: &str| terminal::note(line);
+            watcher::keep_watching(&bus, &system.urls, &system.access, tell).await;
         }));
     }
     let checkup = Checkup {

@@ -78,7 +78,7 @@ impl Outside {
             .await
             .map_err(|error| Failure::unusable(&error))?;
         self.events.send(Event::BrokerReady).await.ok();
-        let keep = keeper::keep(&self.bus, &topology, |line| terminal::note(line));
+        let keep = keeper::keep(&self.bus, &topology, |news| terminal::note(news));
         let announce = async {
             match self.announce().await {
                 Ok(()) => std::future::pending().await,

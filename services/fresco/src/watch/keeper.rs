@@ -1,6 +1,6 @@
 //! Keeps the streams, consumers and buckets of a deployment on its broker.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use messaging::{Bus, Upkeep};
 use protocol::topology::Topology;
@@ -14,7 +14,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Goes on for ever: after each connection anew (somebody may have emptied the broker's store) and every 5 s. `tell`
 /// hears what was created and, once, what differs.
-pub async fn keep(bus: &Bus, topology: &Topology, mut tell: impl FnMut(&str)) {
+pub async fn keep(bus: &Bus, topology: &Topology, mut tell: impl FnMut(&News)) {
     let mut connection = bus.connection();
     let mut told = Told::default();
     loop {
@@ -22,7 +22,7 @@ pub async fn keep(bus: &Bus, topology: &Topology, mut tell: impl FnMut(&str)) {
         let epoch = connection.borrow_and_update().epoch;
         let pause = match bus.keep(topology).await {
             Ok(upkeep) => {
-                told.news(&upkeep).iter().for_each(|line| tell(line));
+                told.news(&upkeep).iter().for_each(&mut tell);
                 PERIOD
             }
             Err(error) => {
@@ -39,20 +39,36 @@ pub async fn keep(bus: &Bus, topology: &Topology, mut tell: impl FnMut(&str)) {
     }
 }
 
+/// What is worth telling of a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// It was missing.
+    Created(String),
+    /// Somebody has to change it, or say otherwise what it is to be.
+    Differs(String),
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Created(name) => write!(f, "{name} was missing: created"),
+            Self::Differs(difference) => write!(f, "{difference}; left as it is"),
+        }
+    }
+}
+
 /// The differences that were told last.
 #[derive(Debug, Default)]
 struct Told(BTreeSet<String>);
 
 impl Told {
     /// What is to be said about a look.
-    fn news(&mut self, upkeep: &Upkeep) -> Vec<String> {
-        let created = upkeep.created.iter();
-        let mut news: Vec<_> = created
-            .map(|name| format!("{name} was missing: created"))
-            .collect();
+    fn news(&mut self, upkeep: &Upkeep) -> Vec<News> {
+        let created = upkeep.created.iter().cloned();
+        let mut news: Vec<_> = created.map(News::Created).collect();
         let differing: BTreeSet<_> = upkeep.differing.iter().map(ToString::to_string).collect();
         let fresh = differing.difference(&self.0);
-        news.extend(fresh.map(|difference| format!("{difference}; left as it is")));
+        news.extend(fresh.cloned().map(News::Differs));
         self.0 = differing;
         news
     }
@@ -80,11 +96,11 @@ mod tests {
     #[test]
     fn a_difference_is_told_once_until_it_was_gone() {
         let mut told = Told::default();
-        assert_eq!(told.news(&Upkeep::default()), [""; 0]);
+        assert_eq!(told.news(&Upkeep::default()), []);
         assert_eq!(told.news(&differing("a")).len(), 1);
-        assert_eq!(told.news(&differing("a")), [""; 0]);
+        assert_eq!(told.news(&differing("a")), []);
         assert_eq!(told.news(&differing("b")).len(), 1);
-        assert_eq!(told.news(&Upkeep::default()), [""; 0]);
+        assert_eq!(told.news(&Upkeep::default()), []);
         assert_eq!(told.news(&differing("b")).len(), 1);
     }
 
@@ -96,7 +112,7 @@ mod tests {
         };
         let mut told = Told::default();
         for _ in 0..2 {
-            assert_eq!(told.news(&created), ["stream a was missing: created"]);
+            assert_eq!(told.news(&created), [News::Created("stream a".to_owned())]);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `fresco watch`: looks after a deployment from beside its broker. Keeps its streams there, and gives back what dead
-//! workers held without waiting for their ack deadline. Any number may run: they find the same and do it once.
+//! workers held without waiting for their ack deadline. Any number may run: they find the same and do it once. Nobody reads along,
+//! so what it has to say are log lines.
 
 pub mod absence;
 mod give_back;
@@ -12,10 +13,10 @@ use service::{Shutdown, exit::Failure};
 
 pub use self::give_back::give_back_for;
 pub(crate) use self::give_back::give_back_for_process;
+use self::keeper::News;
 use crate::{
     args::WatchArgs,
     nats::{self, shown},
-    terminal,
 };
 
 /// Runs until it is told to stop.
@@ -29,14 +30,16 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;
-    terminal::note(format_args!("watching {}", shown(&args.bus.nats_urls)));
-    let keep = keeper::keep(&bus, &topology, |line| terminal::note(line));
+    let broker = shown(&args.bus.nats_urls);
+    tracing::info!("watching {broker}");
+    let keep = keeper::keep(&bus, &topology, log);
     let watch = async {
         if args.system_urls.is_empty() {
-            terminal::note("no --system-url: jobs of dead workers wait for their ack deadline");
+            tracing::info!("no --system-url: jobs of dead workers wait for their ack deadline");
             return std::future::pending().await;
         }
-        watcher::keep_watching(&bus, &args.system_urls, &system_access).await;
+        let warn = |line: &str| tracing::warn!("{line}");
+        watcher::keep_watching(&bus, &args.system_urls, &system_access, warn).await;
     };
     // Neither ends by itself.
     tokio::select! {
@@ -46,4 +49,12 @@ pub(crate) async fn run(args: WatchArgs) -> Result<(), Failure> {
     }
     bus.close().await;
     Ok(())
+}
+
+/// Of a deployment that begins everything is missing.
+fn log(news: &News) {
+    match news {
+        News::Created(_) => tracing::info!("{news}"),
+        News::Differs(_) => tracing::warn!("{news}"),
+    }
 }

@@ -8,7 +8,6 @@ use super::{
     absence::{Absences, Action, Event},
     give_back::give_back_for,
 };
-use crate::terminal;
 
 /// After this a system account that cannot be reached is told; a broker that only starts is there sooner.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -18,15 +17,15 @@ const AGAIN_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Watches for as long as the process runs. A system account that cannot be used is told, and tried again: what the dead held
 /// waits for its ack deadline meanwhile, and nothing else.
-pub async fn keep_watching(bus: &Bus, urls: &[String], access: &Access) {
+pub async fn keep_watching(bus: &Bus, urls: &[String], access: &Access, tell: impl Fn(&str)) {
     let mut told = String::new();
     loop {
-        let reason = match watch(bus, urls, access).await {
+        let reason = match watch(bus, urls, access, &tell).await {
             Ok(()) => "its connection has ended".to_owned(),
             Err(error) => service::exit::chain(&error),
         };
         if told != reason {
-            terminal::note(format_args!(
+            tell(&format!(
                 "no system account: {reason}; jobs of dead workers wait for their ack deadline"
             ));
             told = reason;
@@ -35,8 +34,14 @@ pub async fn keep_watching(bus: &Bus, urls: &[String], access: &Access) {
     }
 }
 
-/// Watches the deployment of `bus` from the system account at `urls`, until the connection is closed for good.
-pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), BusError> {
+/// Watches the deployment of `bus` from the system account at `urls`, until the connection is closed for good. `tell` hears
+/// that there is none yet.
+pub async fn watch(
+    bus: &Bus,
+    urls: &[String],
+    access: &Access,
+    tell: impl Fn(&str),
+) -> Result<(), BusError> {
     let mut system = SystemWatch::connect(urls, access, bus.prefix().clone()).await?;
     let (mut absences, mut patience) = (Absences::default(), Some(Instant::now() + PATIENCE));
     loop {
@@ -62,7 +67,7 @@ pub async fn watch(bus: &Bus, urls: &[String], access: &Access) -> Result<(), Bu
             () = until(patience) => {
                 patience = None;
                 let shown: Vec<_> = urls.iter().map(|url| without_credentials(url)).collect();
-                terminal::note(format_args!(
+                tell(&format!(
                     "no system account at {} yet: its address and credentials are tried on", shown.join(", ")
                 ));
                 continue;

@@ -70,7 +70,7 @@ const BY_KEY: [(&str, &str); 20] = [
 ];
 
 /// Of the command, not of the fleet: they go with `--fleet`.
-const BESIDE: [&str; 7] = [
+const BESIDE: [&str; 8] = [
     "--fleet",
     "--data",
     "--nats-server",
@@ -78,6 +78,7 @@ const BESIDE: [&str; 7] = [
     "--bin-dir",
     "--cache",
     "--log",
+    "--log-format",
 ];
 
 #[test]
