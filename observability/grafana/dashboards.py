@@ -188,6 +188,9 @@ def workers():
               query(named("sum by (instance) (fresco_inflight)"), "{{worker}}"), must=True),
         panel("Device busy", "Share of the time that each denoiser's device painted.", "percentunit",
               query(named(f"sum by (instance) (rate(fresco_device_busy_seconds_total{INTERVAL}))"), "{{worker}}"), must=True),
+        panel("AR device busy", "Share of the time that the device of each AR-batcher wrote prior tokens; of the native engine "
+              "only, for servers over HTTP have devices that nobody here sees.", "percentunit",
+              query(named(f"sum by (instance) (rate(fresco_ar_device_busy_seconds_total{INTERVAL}))"), "{{worker}}")),
         panel("Versions", "Processes that answer, by role and version.", "short", query("count by (role, version) (fresco_build_info)", "{{role}} {{version}}",
                                                        format="table", instant=True), kind="table"),
     ]
@@ -382,7 +385,8 @@ def tenants():
     device = f'sum by (tenant) (rate(fresco_tenant_device_seconds_total{{tenant!="none"}}{INTERVAL}))'
     busy = f"({device} > 0)"
     share = [
-        stacked("Share of device time", "Of the time of denoisers that outputs took at the attempt that ended them, by tenant.", "percentunit",
+        stacked("Share of device time", "Of all the time that denoisers painted, by whose the outputs were: what came to nothing "
+                "counts, too.", "percentunit",
                 query(f"sum by (tenant) (rate(fresco_tenant_device_seconds_total{INTERVAL})) / on() group_left() "
                       f"sum(rate(fresco_tenant_device_seconds_total{INTERVAL}))", "{{tenant}}"), must=True, width=12),
         panel("Fairness", "Jain's index over the device time of tenants that got any: 1 where all got the same, 1/n where one "
@@ -396,8 +400,8 @@ def tenants():
               quantiles("fresco_tenant_queue_wait_seconds", by="tenant", of=(0.95,)), must=True),
         stacked("Images", "Pictures finished per minute.", "short",
                 query(per_minute("fresco_tenant_images_total", by="tenant"), "{{tenant}}"), must=True),
-        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps, outputs that ended with an error "
-              "included.", "s",
+        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps, and what was painted of others "
+              "that failed, were cancelled or came too late.", "s",
               query(f"{device} / sum by (tenant) (rate(fresco_tenant_images_total{INTERVAL}))", "{{tenant}}"), must=True),
         stacked("Jobs by outcome", "Requests that ended per minute.", "short",
                 query(per_minute("fresco_tenant_jobs_total", by="tenant, outcome"), "{{tenant}} {{outcome}}"), must=True),
