@@ -93,7 +93,10 @@ impl Follower {
         let Some(queued) = queued else { return };
         if let Err(failure) = queued {
             if let Some(code) = failure.code() {
-                spans::fail(&Span::current(), code);
+                let span = Span::current();
+                spans::fail(&span, code);
+                // A refusal is no error; a job that never was one is told from those that are.
+                spans::set(&span, attribute::OUTCOME, code.as_str());
             }
             if known_here_only && failure.code() == Some(ErrorCode::QueueFull) {
                 leave_nothing(jobs, &order.record).await;
@@ -222,7 +225,8 @@ fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
             let text = "the message broker did not confirm the job in time";
             ApiError::new(code, text).of_unqueued(record.job)
         }
-        _ => ApiError::new(code, "the job could not be queued"),
+        // The job's spans are errors, which are kept: its request's, which begins their trace, has to name it.
+        _ => ApiError::new(code, "the job could not be queued").of_unqueued(record.job),
     })
 }
 
