@@ -29,9 +29,6 @@ EDGES, EXPIRED, DROPPED = (f'{{__name__=~"tempo_metrics_generator_processor_serv
                            for name in ("edges", "expired_edges", "dropped_spans"))
 # Of panels that only Tempo's own generator feeds: what a collector has kept back is too old for it.
 DIRECT = " No data where a collector that samples stands before Tempo."
-# Of panels that only find what has a tenant.
-OWNED = (" Without dead letters that were replayed, and jobs whose gateway died while their client waited: "
-         "no span of theirs names a tenant.")
 # Spans know the prefix of their deployment, which nothing that Tempo makes of them has as a label.
 OF_CHOSEN = 'resource.service.namespace =~ "$namespace"'
 OF_ALL = " Of all deployments."
@@ -291,12 +288,13 @@ def reliability():
 
 def tracing():
     rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
-    # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant. Of
-    # one that has neither, what went wrong is to be found all the same: for that nobody's tenant is asked.
+    # A trace is its tenant's by the spans of the request and of the job, by that of the request at an AR-batcher, and by the
+    # first one of a dead letter that is replayed. Of one that lost them, what went wrong is to be found all the same: for
+    # that nobody's tenant is asked.
     of_tenant = f'{{ {OF_CHOSEN} && span.fresco.tenant =~ "$tenant" }}'
     find = [
-        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace."
-              + OWNED, "short",
+        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace.",
+              "short",
               traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
                       " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
@@ -317,8 +315,8 @@ def tracing():
               traceql(f'{{ {OF_CHOSEN} && (name = "lost attempt" || span.messaging.nats.delivered_count > 1) }}'
                       " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
               kind="table", width=12),
-        panel("Long denoising", "Denoising that took so long, below the message that asked for it." + OWNED, "short",
-              traceql(of_tenant + ' && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })'),
+        panel("Long denoising", "Denoising that took so long, below the attempt that it is of.", "short",
+              traceql(of_tenant + ' && ({ name = "process denoise" } >> { name = "denoise" && duration > $longer })'),
               kind="table", width=12),
         heatmap("Jobs by duration", "Of jobs that got their pictures. A point opens the trace of one.", "s",
                 f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", width=12),
