@@ -29,9 +29,6 @@ EDGES, EXPIRED, DROPPED = (f'{{__name__=~"tempo_metrics_generator_processor_serv
                            for name in ("edges", "expired_edges", "dropped_spans"))
 # Of panels that only Tempo's own generator feeds: what a collector has kept back is too old for it.
 DIRECT = " No data where a collector that samples stands before Tempo."
-# Of panels that only find what has a tenant.
-OWNED = (" Without dead letters that were replayed, and jobs whose gateway died while their client waited: "
-         "no span of theirs names a tenant.")
 # Spans know the prefix of their deployment, which nothing that Tempo makes of them has as a label.
 OF_CHOSEN = 'resource.service.namespace =~ "$namespace"'
 OF_ALL = " Of all deployments."
@@ -188,6 +185,9 @@ def workers():
               query(named("sum by (instance) (fresco_inflight)"), "{{worker}}"), must=True),
         panel("Device busy", "Share of the time that each denoiser's device painted.", "percentunit",
               query(named(f"sum by (instance) (rate(fresco_device_busy_seconds_total{INTERVAL}))"), "{{worker}}"), must=True),
+        panel("AR device busy", "Share of the time that the device of each AR-batcher wrote prior tokens; of the native engine "
+              "only, for servers over HTTP have devices that nobody here sees.", "percentunit",
+              query(named(f"sum by (instance) (rate(fresco_ar_device_busy_seconds_total{INTERVAL}))"), "{{worker}}")),
         panel("Versions", "Processes that answer, by role and version.", "short", query("count by (role, version) (fresco_build_info)", "{{role}} {{version}}",
                                                        format="table", instant=True), kind="table"),
     ]
@@ -288,12 +288,13 @@ def reliability():
 
 def tracing():
     rate = lambda metric, by: f"sum by ({by}) (rate({metric}{INTERVAL}))"
-    # A trace is its tenant's by the span of the request, and by that of the job; what workers do of it knows of no tenant. Of
-    # one that has neither, what went wrong is to be found all the same: for that nobody's tenant is asked.
+    # A trace is its tenant's by the spans of the request and of the job, by that of the request at an AR-batcher, and by the
+    # first one of a dead letter that is replayed. Of one that lost them, what went wrong is to be found all the same: for
+    # that nobody's tenant is asked.
     of_tenant = f'{{ {OF_CHOSEN} && span.fresco.tenant =~ "$tenant" }}'
     find = [
-        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace."
-              + OWNED, "short",
+        panel("Traces of jobs", "Traces of one job, or of all that took at least so long: choose above. A row opens the trace.",
+              "short",
               traceql(of_tenant + ' && { span.fresco.job.id =~ "$job" && duration > $longer }'
                       " | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.class)"),
               kind="table", width=12),
@@ -314,8 +315,8 @@ def tracing():
               traceql(f'{{ {OF_CHOSEN} && (name = "lost attempt" || span.messaging.nats.delivered_count > 1) }}'
                       " | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"),
               kind="table", width=12),
-        panel("Long denoising", "Denoising that took so long, below the message that asked for it." + OWNED, "short",
-              traceql(of_tenant + ' && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })'),
+        panel("Long denoising", "Denoising that took so long, below the attempt that it is of.", "short",
+              traceql(of_tenant + ' && ({ name = "process denoise" } >> { name = "denoise" && duration > $longer })'),
               kind="table", width=12),
         heatmap("Jobs by duration", "Of jobs that got their pictures. A point opens the trace of one.", "s",
                 f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", width=12),
@@ -382,7 +383,8 @@ def tenants():
     device = f'sum by (tenant) (rate(fresco_tenant_device_seconds_total{{tenant!="none"}}{INTERVAL}))'
     busy = f"({device} > 0)"
     share = [
-        stacked("Share of device time", "Of the time of denoisers that outputs took at the attempt that ended them, by tenant.", "percentunit",
+        stacked("Share of device time", "Of all the time that denoisers painted, by whose the outputs were: what came to nothing "
+                "counts, too.", "percentunit",
                 query(f"sum by (tenant) (rate(fresco_tenant_device_seconds_total{INTERVAL})) / on() group_left() "
                       f"sum(rate(fresco_tenant_device_seconds_total{INTERVAL}))", "{{tenant}}"), must=True, width=12),
         panel("Fairness", "Jain's index over the device time of tenants that got any: 1 where all got the same, 1/n where one "
@@ -396,8 +398,8 @@ def tenants():
               quantiles("fresco_tenant_queue_wait_seconds", by="tenant", of=(0.95,)), must=True),
         stacked("Images", "Pictures finished per minute.", "short",
                 query(per_minute("fresco_tenant_images_total", by="tenant"), "{{tenant}}"), must=True),
-        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps, outputs that ended with an error "
-              "included.", "s",
+        panel("Device seconds per image", "What a tenant's pictures cost: its sizes and steps, and what was painted of others "
+              "that failed, were cancelled or came too late.", "s",
               query(f"{device} / sum by (tenant) (rate(fresco_tenant_images_total{INTERVAL}))", "{{tenant}}"), must=True),
         stacked("Jobs by outcome", "Requests that ended per minute.", "short",
                 query(per_minute("fresco_tenant_jobs_total", by="tenant, outcome"), "{{tenant}} {{outcome}}"), must=True),

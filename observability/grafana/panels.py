@@ -14,7 +14,7 @@ LOKI = {"type": "loki", "uid": "${loki}"}
 DEPLOYMENT = 'deployment=~"$deployment"'
 OURS = re.compile(r"\b(fresco_\w+)(?:\{([^}]*)\})?")
 
-# Of a trace in a table. Tempo's default of 3 leaves room for one span beside the two that name a job's tenant.
+# Of a trace in a table. Tempo's default of 3 leaves no room for a span beside the three that name a job's tenant.
 SPANS_MAX = 10
 
 # Grafana's grid.

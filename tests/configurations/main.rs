@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
 mod broker;
-mod condition;
 mod pushed;
 mod spans;
 

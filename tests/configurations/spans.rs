@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use integration::{dashboards::dashboards, tempo};
-use protocol::trace::attribute;
+use integration::{
+    dashboards::dashboards,
+    otlp::{Filter, Seen},
+    tempo,
+};
+use protocol::{
+    ErrorCode,
+    trace::{attribute, span},
+};
 use serde_yaml_ng::Value;
 
-use super::{
-    condition::{Condition, Seen},
-    keys, read, texts,
-};
+use super::{keys, read, texts};
 
 /// Names of the pipelines that have `component` among their processors, or their exporters.
 fn pipelines(collector: &Value, role: &str, component: &str) -> Vec<String> {
@@ -96,11 +100,7 @@ fn requests_that_say_nothing_of_a_job_take_no_places_and_are_counted() {
     for pipeline in pipelines(&collector, "exporters", "spanmetrics") {
         assert!(!filtered.contains(&pipeline), "{pipeline}");
     }
-    let conditions = &collector["processors"][filter]["traces"]["span"];
-    let conditions = conditions.as_sequence().unwrap().iter();
-    let conditions: Vec<_> = conditions
-        .map(|text| Condition::parse(text.as_str().unwrap()))
-        .collect();
+    let filter = Filter::shipped(filter);
     let job = "01890a5d-ac96-774b-bcce-b302099a8057";
     let request = |method, status: i64, job| {
         Seen::new("SPAN_KIND_SERVER", status >= 500)
@@ -137,8 +137,42 @@ fn requests_that_say_nothing_of_a_job_take_no_places_and_are_counted() {
         (call(503), false),
         (call(429), false),
     ] {
-        let left_out = conditions.iter().any(|condition| condition.holds(&seen));
-        assert_eq!(left_out, is_left_out, "{seen:?}");
+        assert_eq!(filter.leaves_out(&seen), is_left_out, "{seen:?}");
+    }
+}
+
+/// The request itself is left out as any refusal is: of its job and its message there is to be nothing without it.
+#[test]
+fn of_a_request_that_a_full_queue_refused_no_span_is_left_and_of_others_each() {
+    let filter = Filter::shipped("filter/jobless");
+    let job = "01890a5d-ac96-774b-bcce-b302099a8057";
+    let not_queued = |code: ErrorCode| {
+        let seen = Seen::new("SPAN_KIND_INTERNAL", !code.is_refusal()).named(span::JOB);
+        seen.with(attribute::JOB_ID, job)
+            .with(attribute::OUTCOME, code.as_str())
+    };
+    let not_stored = |name, code: ErrorCode| {
+        let seen = Seen::new("SPAN_KIND_PRODUCER", true).named(name);
+        seen.with(attribute::JOB_ID, job)
+            .with(attribute::ERROR_TYPE, code.as_str())
+    };
+    let followed = Seen::new("SPAN_KIND_INTERNAL", false).named(span::JOB);
+    for (seen, is_left_out) in [
+        (not_queued(ErrorCode::QueueFull), true),
+        (not_stored(span::PUBLISH_AR, ErrorCode::QueueFull), true),
+        (not_queued(ErrorCode::BusUnavailable), false),
+        (
+            not_stored(span::PUBLISH_AR, ErrorCode::BusUnavailable),
+            false,
+        ),
+        (followed.with(attribute::JOB_ID, job), false),
+        // Its job goes on: it is published again.
+        (
+            not_stored(span::PUBLISH_DENOISE, ErrorCode::QueueFull),
+            false,
+        ),
+    ] {
+        assert_eq!(filter.leaves_out(&seen), is_left_out, "{seen:?}");
     }
 }
 

@@ -3,14 +3,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use integration::{
-    api::{Api, IN_BACKGROUND},
+    api::{Api, IN_BACKGROUND, first_output},
+    binary,
     fleet::{END_WITHIN, Fleet},
     http,
-    otlp::{Captured, Collector},
+    otlp::{Captured, Collector, Tree},
     queries::{
         Asked, Filled,
         grammar::{Language, parsed},
@@ -18,7 +20,10 @@ use integration::{
     },
     tenants::{PRESS, STUDIO, TestTenant},
 };
-use protocol::{Role, Tenant, WorkerPresence};
+use protocol::{
+    Role, Tenant, WorkerPresence,
+    trace::{attribute, span},
+};
 use replay::{ArTimes, DenoiseTimes, Fault, FaultStage, Rule, Table};
 use serde_json::{Value, json};
 
@@ -33,7 +38,10 @@ const TIMES: Table = Table {
 };
 
 /// What became of each job; its place is its trace's number.
-const JOBS: [&str; 5] = ["killed", "poisoned", "quick", "cancelled", "slow"];
+const JOBS: [&str; 6] = ["killed", "poisoned", "quick", "cancelled", "slow", REPLAYED];
+
+/// The poisoned one's dead letter, once the poison is gone. No gateway took it in: its trace has a number of its own.
+const REPLAYED: &str = "replayed";
 
 fn trace(job: &str) -> String {
     let number = JOBS.iter().position(|name| *name == job).unwrap() + 0xf0;
@@ -43,6 +51,8 @@ fn trace(job: &str) -> String {
 /// Everything that happened, once all processes have ended.
 struct Past {
     spans: Vec<Captured>,
+    /// The trace of the replayed one.
+    replay: String,
     lines: Vec<logql::Line>,
     /// The deployment's prefix.
     namespace: String,
@@ -94,6 +104,9 @@ async fn run() -> Past {
     for id in ids.values() {
         api.until_ended(id).await;
     }
+    fleet.script(&[]);
+    ids.insert(REPLAYED, replay(&fleet, &ids["poisoned"]));
+    api.until_ended(&ids[REPLAYED]).await;
     // None of them took longer than this; one second more, and one more for the slow one's denoising.
     let longer = start.elapsed() + Duration::from_secs(1);
     let steps = (longer + Duration::from_secs(1)).div_duration_f64(STEP);
@@ -104,8 +117,15 @@ async fn run() -> Past {
     let painted = painted(&fleet).await;
     second.terminate(END_WITHIN).await;
     fleet.terminate().await;
+    let spans = collector.spans();
+    let replay = Tree::all(&spans).into_iter().find(|(_, tree)| {
+        let of_replay = |span: &&Captured| span.text(attribute::JOB_ID) == Some(&ids[REPLAYED]);
+        let painted = tree.named(span::PROCESS_DENOISE);
+        painted.iter().any(of_replay)
+    });
     Past {
-        spans: collector.spans(),
+        replay: replay.expect("it was painted").0,
+        spans,
         lines: fleet.log_lines(),
         namespace: fleet.broker.prefix().to_string(),
         ids,
@@ -113,6 +133,18 @@ async fn run() -> Past {
         killed: killed.worker.to_string(),
         painted,
     }
+}
+
+/// Queues the dead letter of `job` again; the id of the new one.
+fn replay(fleet: &Fleet, job: &str) -> String {
+    let output = first_output(job).to_string();
+    let replay = Command::new(binary("fresco"))
+        .args(["dead", "replay", &output])
+        .args(fleet.broker.flags(Role::Operator))
+        .args(["--gateway", &fleet.gateway])
+        .output();
+    let told = String::from_utf8(replay.unwrap().stdout).unwrap();
+    told.trim().rsplit('/').next().unwrap().to_owned()
 }
 
 async fn workers(fleet: &Fleet) -> Vec<WorkerPresence> {
@@ -145,6 +177,13 @@ impl Past {
         }
     }
 
+    fn trace(&self, job: &str) -> String {
+        match job {
+            REPLAYED => self.replay.clone(),
+            job => trace(job),
+        }
+    }
+
     fn search(&self, query: &str) -> Vec<traceql::Found> {
         let tree = parsed(Language::TraceQl, query);
         let found = traceql::search(&tree, &self.spans);
@@ -166,7 +205,7 @@ impl Past {
     /// What became of the jobs whose traces a query finds. Clients also look at jobs, in traces of their own.
     fn found(&self, query: &str) -> BTreeSet<&str> {
         let found = self.search(query);
-        let of = |trace: &str| JOBS.into_iter().find(|job| self::trace(job) == trace);
+        let of = |trace: &str| JOBS.into_iter().find(|job| self.trace(job) == trace);
         // Of one span each.
         let is_look = |found: &traceql::Found| {
             let name = found.spans[0].name();
@@ -202,7 +241,10 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
         (BY_ID, of("quick", &past.longer), &[]),
         (BY_ID, all, &JOBS),
         (BY_ID, whose(studio, all), &["killed", "quick"]),
-        (BY_ID, whose(press, all), &["poisoned", "slow"]),
+        (BY_ID, whose(press, all), &["poisoned", REPLAYED, "slow"]),
+        (BY_ID, of(REPLAYED, "0s"), &[REPLAYED]),
+        (BY_ID, whose(press, of(REPLAYED, "0s")), &[REPLAYED]),
+        (BY_ID, whose(studio, of(REPLAYED, "0s")), &[]),
         (BY_ID, whose(nobody, all), &["cancelled"]),
         (BY_ID, whose(press, of("quick", "0s")), &[]),
         (SLOW, longer, &["slow"]),
@@ -213,6 +255,7 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
         (AGAIN, all, &["killed", "poisoned"]),
         (DENOISING, longer, &["slow"]),
         (DENOISING, whose(press, longer), &["slow"]),
+        (DENOISING, whose(press, all), &[REPLAYED, "slow"]),
         (DENOISING, whose(studio, longer), &[]),
         (DENOISING, whose(studio, all), &["killed", "quick"]),
         (BY_ID, elsewhere, &[]),
@@ -235,7 +278,7 @@ fn cases(past: &Past) -> Vec<Case<'_>> {
             &[],
         ),
         (
-            r#"{ name = "publish denoise" } >> { name = "denoise" && duration > 30s }"#,
+            r#"{ name = "process denoise" } >> { name = "denoise" && duration > 30s }"#,
             all,
             &[],
         ),
@@ -246,7 +289,7 @@ const BY_ID: &str = r#"{ resource.service.namespace =~ "$namespace" && span.fres
 const SLOW: &str = r#"{ resource.service.namespace =~ "$namespace" && name = "job" && span.fresco.tenant =~ "$tenant" && duration > $longer } | select(span.fresco.job.id, span.fresco.tenant, span.fresco.size, span.fresco.steps)"#;
 const FAILURES: &str = r#"{ resource.service.namespace =~ "$namespace" && status = error } | select(span.fresco.job.id, span.error.type, resource.service.instance.id)"#;
 const AGAIN: &str = r#"{ resource.service.namespace =~ "$namespace" && (name = "lost attempt" || span.messaging.nats.delivered_count > 1) } | select(span.fresco.job.id, span.fresco.attempt, span.fresco.worker)"#;
-const DENOISING: &str = r#"{ resource.service.namespace =~ "$namespace" && span.fresco.tenant =~ "$tenant" } && ({ name = "publish denoise" } >> { name = "denoise" && duration > $longer })"#;
+const DENOISING: &str = r#"{ resource.service.namespace =~ "$namespace" && span.fresco.tenant =~ "$tenant" } && ({ name = "process denoise" } >> { name = "denoise" && duration > $longer })"#;
 const OF_STUDIO: &str = r#"{ span.fresco.tenant = "studio" }"#;
 /// By the requests alone: a job that no gateway lived to follow to its end is still somebody's.
 const ASKED_BY_STUDIO: &str = r#"{ kind = server && span.fresco.tenant = "studio" }"#;
@@ -347,7 +390,7 @@ fn log_lines(past: &Past) {
         })
     };
     for job in JOBS {
-        let trace = trace(job);
+        let trace = past.trace(job);
         let of_trace = parsed_lines().filter(|(_, json)| field(json, "trace_id") == Some(&trace));
         let wanted: Vec<_> = of_trace.map(|(line, _)| line.clone()).collect();
         assert!(!wanted.is_empty(), "{job}");

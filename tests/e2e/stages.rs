@@ -122,7 +122,11 @@ async fn publish(fleet: &Fleet, class: PriorityClass, steps: u16) -> OutputId {
         accepted_at: now,
         deadline_at: now + 60_000,
     };
-    fleet.bus.publish_ar_job(class, &request).await.unwrap();
+    fleet
+        .bus
+        .publish_ar_job(class, None, &request)
+        .await
+        .unwrap();
     job.output(index)
 }
 

@@ -2,6 +2,7 @@
 //! a key too.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -9,9 +10,10 @@ use std::{
 use integration::{
     api::{Api, IN_BACKGROUND},
     binary,
-    fleet::Fleet,
+    fleet::{Fleet, QUICK, until},
     tenants::{PRESS, STUDIO, tenants_file},
 };
+use protocol::Role;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use tempfile::TempDir;
@@ -113,6 +115,60 @@ async fn two_tenants_share_the_devices_and_nothing_else() {
     for secret in [STUDIO.key, PRESS.key, "sk-nobody"] {
         assert!(!log.contains(secret), "{log}");
     }
+}
+
+/// A picture that nobody would wait for.
+const STEPS_MANY: u32 = 1_000;
+
+/// What all denoisers count for each, and for all of them, if on each of them they add up.
+async fn device_seconds(fleet: &Fleet) -> Option<BTreeMap<String, f64>> {
+    let by_tenant = fleet.seconds_by_worker(Role::Denoiser, "fresco_tenant_device_seconds");
+    let busy = fleet.seconds_by_worker(Role::Denoiser, "fresco_device_busy_seconds");
+    let mut sums = BTreeMap::new();
+    // Not of one moment: they are the same once the devices are free.
+    let (by_tenant, busy) = (by_tenant.await, busy.await);
+    for (by_tenant, busy) in by_tenant.into_iter().zip(busy) {
+        let of_tenants: f64 = by_tenant.values().sum();
+        if (of_tenants - busy[""]).abs() > 1e-6 {
+            return None;
+        }
+        for (tenant, seconds) in by_tenant {
+            *sums.entry(tenant).or_default() += seconds;
+        }
+    }
+    Some(sums)
+}
+
+#[tokio::test]
+async fn what_a_tenant_cancels_is_its_share_of_the_devices_and_shares_add_up() {
+    let (fleet, folder) = (Fleet::replay(2, QUICK).await, TempDir::new().unwrap());
+    let tenants = tenants_file(folder.path());
+    let flags = ["--tenants", tenants.to_str().unwrap()];
+    let (_process, keyed) = fleet.start_gateway("tenants", &flags).await;
+    let anybody = Api::new(&fleet.gateway);
+    let request = |steps| json!({"prompt": "a red fox", "size": "64x64", "num_inference_steps": steps, "seed": 7});
+    let started = keyed
+        .generate(&request(STEPS_MANY), &[STUDIO.header(), IN_BACKGROUND])
+        .await
+        .unwrap();
+    anybody.until_state(&started.id(), "denoise_running").await;
+    let painted = keyed.generate(&request(2), &[PRESS.header()]).await;
+    assert_eq!(painted.unwrap().status, StatusCode::OK);
+    let painted = anybody.generate(&request(2), &[]).await;
+    assert_eq!(painted.unwrap().status, StatusCode::OK);
+    anybody.cancel(&started.id()).await;
+    let sums = until("the devices are free and their time adds up", || async {
+        fleet.until_idle(2).await;
+        device_seconds(&fleet).await
+    });
+    let sums = sums.await;
+    let of = |tenant: &str| sums[&format!("{{tenant=\"{tenant}\"}}")];
+    // Two steps and a decoding; the cancelled one had a device for longer than the two together.
+    for painted in ["press", "none"] {
+        assert!(of(painted) >= 0.012, "{sums:?}");
+    }
+    assert!(of("studio") > of("press") + of("none"), "{sums:?}");
+    assert_eq!(sums.len(), 3, "{sums:?}");
 }
 
 #[tokio::test]

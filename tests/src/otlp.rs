@@ -1,6 +1,7 @@
 //! An OTLP collector of a test's own: it takes spans and metrics over gRPC and over HTTP on one port, keeps them, and
 //! knows no more of them than the official protocol does.
 
+mod condition;
 mod points;
 mod trees;
 
@@ -40,6 +41,7 @@ use tokio_util::{
 use tonic::{codegen::Service, server::NamedService};
 
 pub use self::{
+    condition::{Filter, Seen},
     points::{Pushed, samples_of_text},
     trees::{Captured, Tree, hex, number, text, value},
 };

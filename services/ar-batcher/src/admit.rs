@@ -27,6 +27,7 @@ pub(crate) async fn admit(
     let publisher = delivery.publisher();
     let Delivery {
         payload,
+        tenant,
         delivered,
         lease,
         ..
@@ -46,7 +47,7 @@ pub(crate) async fn admit(
     } else {
         Asked::Again
     };
-    let request = Arc::new(Request::new(job, class));
+    let request = Arc::new(Request::new(job, class, tenant));
     let message = Message {
         asked,
         publisher,

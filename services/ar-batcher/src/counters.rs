@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use batching::Redelivery;
 use service::metrics::{
-    Counter, Gauge, Histogram, Metrics, Worker,
+    Counter, Gauge, Histogram, Labelled, Metrics, SecondsCounter, Worker,
     catalog::{
-        AR_BATCH_FILL, AR_BATCH_ROWS, AR_ENGINE_CALLS, AR_OLDEST_WAITING, AR_ROWS_FAILED,
-        AR_ROWS_FINISHED, AR_ROWS_STARTED, AR_ROWS_WAITING, AR_ROWS_WITHDRAWN, AR_SLOTS, AR_STORE,
+        AR_BATCH_FILL, AR_BATCH_ROWS, AR_DEVICE_BUSY, AR_ENGINE_CALLS, AR_OLDEST_WAITING,
+        AR_ROWS_FAILED, AR_ROWS_FINISHED, AR_ROWS_STARTED, AR_ROWS_WAITING, AR_ROWS_WITHDRAWN,
+        AR_SLOTS, AR_STORE,
     },
     number,
 };
@@ -29,6 +30,8 @@ pub(crate) struct Counters {
     batch_fill: Histogram,
     store: Histogram,
     inflight: Gauge,
+    /// None where the devices are others': a 0 would read as idle.
+    device_busy: Labelled<SecondsCounter, 0>,
     pub(crate) worker: Worker,
 }
 
@@ -48,8 +51,14 @@ impl Counters {
             batch_fill: metrics.histogram(AR_BATCH_FILL),
             store: metrics.histogram(AR_STORE),
             inflight: worker.inflight.clone(),
+            device_busy: metrics.seconds_by(AR_DEVICE_BUSY),
             worker,
         }
+    }
+
+    /// Of the device that this process writes on, from now on.
+    pub(crate) fn device_busy(&self) -> SecondsCounter {
+        self.device_busy.of([])
     }
 
     /// So many outputs may run at once.

@@ -174,13 +174,9 @@ pub async fn run(
     tracing::info!(%health_address, ?args, "starting");
 
     health.set_not_ready("loading the model");
-    let probes = Probes {
-        memory: counters.worker.memory.clone(),
-        profiles: health.profiles(),
-    };
     let Some(engines) = shutdown
         .token
-        .run_until_cancelled(load(&args, &health, probes, shutdown))
+        .run_until_cancelled(load(&args, &health, &counters, shutdown))
         .await
         .transpose()?
     else {
@@ -305,12 +301,16 @@ async fn open_queues(member: &Membership, shutdown: &Shutdown) -> Result<ByClass
 async fn load(
     args: &Args,
     health: &Health,
-    probes: Probes,
+    counters: &Counters,
     shutdown: &Shutdown,
 ) -> Result<Vec<Arc<dyn PriorEngine>>, Failure> {
     let engines: Vec<Arc<dyn PriorEngine>> = match args.engine {
         Engine::Native => {
-            let engine = NativeEngine::load(args.model.clone(), probes);
+            let probes = Probes {
+                memory: counters.worker.memory.clone(),
+                profiles: health.profiles(),
+            };
+            let engine = NativeEngine::load(args.model.clone(), probes, counters.device_busy());
             vec![Arc::new(engine.await?)]
         }
         Engine::Replay => vec![Arc::new(ReplayEngine::load(&args.replay).await?)],

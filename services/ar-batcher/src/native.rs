@@ -12,6 +12,7 @@ use protocol::{ErrorCode, ImageSize, JobError, PriorTokens, PriorUsage};
 use service::{
     DeviceThread, ModelArgs,
     exit::Failure,
+    metrics::{DeviceClock, SecondsCounter},
     profile::{Operator, Probes, Recorder, Steps},
 };
 use tokio::sync::{oneshot, watch};
@@ -33,11 +34,16 @@ struct Loaded {
     model: PriorModel,
     memory: MemoryWatch,
     probes: Probes,
+    busy: SecondsCounter,
 }
 
 impl NativeEngine {
-    /// Loads the model on a thread of its own.
-    pub async fn load(args: ModelArgs, probes: Probes) -> Result<Self, Failure> {
+    /// Loads the model on a thread of its own, which counts in `busy` how long it writes.
+    pub async fn load(
+        args: ModelArgs,
+        probes: Probes,
+        busy: SecondsCounter,
+    ) -> Result<Self, Failure> {
         let (tell, revision) = oneshot::channel();
         let build = move || {
             model::set_threads(args.threads);
@@ -51,6 +57,7 @@ impl NativeEngine {
                 model: PriorModel::load(&checkpoint, options)?,
                 memory,
                 probes,
+                busy,
             };
             loaded.probes.profiles.offer("decode step");
             Ok::<_, ModelError>(loaded)
@@ -84,9 +91,11 @@ impl PriorEngine for NativeEngine {
         stop: CancellationToken,
     ) -> BoxFuture<'static, Result<Vec<RowOutcome>, EngineError>> {
         // Called here and not in the future: the device starts while the driver still stores the last batch.
-        let call = self
-            .device
-            .call(move |loaded| run_isolated(loaded, &batch, &progress, &stop));
+        let call = self.device.call(move |loaded| {
+            let clock = DeviceClock::start([loaded.busy.clone()]);
+            let report = Report { progress, clock };
+            run_isolated(loaded, &batch, &report, &stop)
+        });
         Box::pin(async move {
             call.await
                 .map_err(|error| EngineError::Gone(error.into()))?
@@ -94,14 +103,20 @@ impl PriorEngine for NativeEngine {
     }
 }
 
+/// What is told of a batch while it runs: how far it is, and that the device works.
+struct Report {
+    progress: watch::Sender<BatchProgress>,
+    clock: DeviceClock<1>,
+}
+
 /// Runs the batch; when it fails, runs each row alone, so that one bad row does not take its companions down.
 fn run_isolated(
     loaded: &Loaded,
     batch: &PriorBatch,
-    progress: &watch::Sender<BatchProgress>,
+    report: &Report,
     stop: &CancellationToken,
 ) -> Result<Vec<RowOutcome>, EngineError> {
-    let run = |rows: &[PriorRow]| match run_together(loaded, batch.size, rows, progress, stop) {
+    let run = |rows: &[PriorRow]| match run_together(loaded, batch.size, rows, report, stop) {
         Err(ModelError::Interrupted) => Err(EngineError::Stopped),
         outcome => Ok(outcome),
     };
@@ -123,7 +138,7 @@ fn run_together(
     loaded: &Loaded,
     size: ImageSize,
     rows: &[PriorRow],
-    progress: &watch::Sender<BatchProgress>,
+    report: &Report,
     stop: &CancellationToken,
 ) -> Result<Vec<Prior>, ModelError> {
     let requests: Vec<_> = rows
@@ -137,6 +152,7 @@ fn run_together(
         model,
         memory,
         probes,
+        ..
     } = loaded;
     let mut recorded = Steps::new(&probes.profiles, OPERATORS);
     // What the last batch left behind is no peak of this one.
@@ -148,7 +164,8 @@ fn run_together(
         }
         let goes_on = !stop.is_cancelled();
         recorded.between(goes_on && done.token < done.tokens);
-        progress.send_replace(BatchProgress {
+        report.clock.worked();
+        report.progress.send_replace(BatchProgress {
             tokens: done.token,
             tokens_max: done.tokens,
         });
@@ -235,7 +252,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_good_device_passes_its_self_test_and_tells_its_revision() {
+    async fn a_good_device_passes_its_self_test_works_for_it_and_tells_its_revision() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
         let args = ModelArgs {
             model: Some(tiny),
@@ -250,9 +267,12 @@ mod tests {
             memory: Worker::register(&metrics, "ar", []).memory,
             profiles: Profiles::default(),
         };
-        let engine = NativeEngine::load(args, probes).await;
+        let busy = SecondsCounter::default();
+        let engine = NativeEngine::load(args, probes, busy.clone()).await;
         let engine = engine.expect("the tiny checkpoint");
+        assert_eq!(busy.get(), 0.0, "loading is no work");
         assert_eq!(engine.self_test().await.expect("it lives"), Ok(()));
+        assert!(busy.get() > 0.0);
         assert_eq!(engine.revision().len(), 12);
     }
 }

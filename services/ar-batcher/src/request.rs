@@ -10,7 +10,7 @@ use batching::Row;
 use messaging::{KnownLife, Lease};
 use protocol::{
     ArJob, CurrentWork, DenoiseJob, JobId, OutputId, OutputIndex, OutputRequest, PriorId,
-    PriorityClass, StoredPrior, UnixMillis, topology::in_time,
+    PriorityClass, StoredPrior, Tenant, UnixMillis, topology::in_time,
 };
 use service::clock::unix_millis;
 use tracing::Span;
@@ -29,6 +29,8 @@ pub(crate) struct Request {
     job: ArJob,
     prompt: Arc<str>,
     pub(crate) class: PriorityClass,
+    /// Whose the denoisers' work on it will be.
+    pub(crate) tenant: Option<Tenant>,
     /// The parent of everything published for it.
     pub(crate) span: Span,
 }
@@ -49,12 +51,13 @@ pub(crate) struct BatchTimes {
 }
 
 impl Request {
-    /// Of a message that came under `class`.
-    pub(crate) fn new(job: ArJob, class: PriorityClass) -> Self {
+    /// Of a message of `tenant` that came under `class`.
+    pub(crate) fn new(job: ArJob, class: PriorityClass, tenant: Option<Tenant>) -> Self {
         Self {
             prompt: Arc::from(job.prompt.as_str()),
             job,
             class,
+            tenant,
             span: Span::current(),
         }
     }

@@ -89,9 +89,9 @@ pub(crate) async fn fan_out(
         let error = JobError::new(ErrorCode::Internal, "a row of no request");
         return refuse(bench, request, output, error).await;
     };
-    let bus = &bench.member.bus;
+    let (bus, tenant) = (&bench.member.bus, request.tenant.as_ref());
     loop {
-        match bus.publish_denoise_job(request.class, &job).await {
+        match bus.publish_denoise_job(request.class, tenant, &job).await {
             Ok(()) => break,
             Err(error @ (PublishError::TooLarge { .. } | PublishError::Encode(_))) => {
                 let error = JobError::new(ErrorCode::Internal, &chain(&error));

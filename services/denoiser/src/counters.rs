@@ -57,12 +57,14 @@ mod tests {
     use service::metrics::{Process, catalog::names_of};
 
     use super::*;
+    use crate::tenant_times::TenantTimes;
 
     #[test]
     fn a_denoiser_has_the_metrics_of_the_catalogue() {
         let metrics = Metrics::new(Role::Denoiser);
         Process::register(&metrics);
         Counters::register(&metrics);
+        TenantTimes::register(&metrics);
         assert_eq!(metrics.names(), names_of(Role::Denoiser));
     }
 }

@@ -7,7 +7,7 @@ use protocol::{
     DenoiseJob, EncodedImage, ErrorCode, JobError, Progress, Stage, UnixMillis,
     limits::IMAGE_BYTES_MAX,
 };
-use service::metrics::{Histogram, SecondsCounter};
+use service::metrics::{DeviceClock, Histogram};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -36,28 +36,23 @@ pub struct Reporter {
     progress: watch::Sender<Progress>,
     step: Histogram,
     step_began: Cell<Option<Instant>>,
-    busy: SecondsCounter,
-    /// Up to when `busy` has been counted.
-    busy_until: Cell<Instant>,
+    clock: DeviceClock<2>,
 }
 
 impl Reporter {
-    /// Tells `progress` of each step, `step` how many seconds it took, and `busy` how long the device works, from now on:
-    /// little by little, for a rate over a minute sees nothing of a picture that takes two and is counted at its end.
-    pub fn new(progress: watch::Sender<Progress>, step: Histogram, busy: SecondsCounter) -> Self {
+    /// Tells `progress` of each step, `step` how many seconds it took, and `clock` that the device works.
+    pub fn new(progress: watch::Sender<Progress>, step: Histogram, clock: DeviceClock<2>) -> Self {
         Self {
             progress,
             step,
             step_began: Cell::new(None),
-            busy,
-            busy_until: Cell::new(Instant::now()),
+            clock,
         }
     }
 
     /// It has come so far. A step began when the one before it was told of.
     pub fn tell(&self, progress: Progress) {
-        let now = Instant::now();
-        self.was_busy(now);
+        let now = self.clock.worked();
         if progress.stage == Stage::Denoise {
             let began = self.step_began.replace(Some(now));
             if let Some(began) = began.filter(|_| progress.step > 0) {
@@ -65,17 +60,6 @@ impl Reporter {
             }
         }
         self.progress.send_replace(progress);
-    }
-
-    fn was_busy(&self, now: Instant) {
-        let since = self.busy_until.replace(now);
-        self.busy.inc_by(now.duration_since(since).as_secs_f64());
-    }
-}
-
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        self.was_busy(Instant::now());
     }
 }
 

@@ -12,6 +12,7 @@ mod fixtures;
 pub mod replay;
 mod results;
 mod stages;
+mod tenant_times;
 pub mod torch;
 mod worker;
 
@@ -31,8 +32,8 @@ use service::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, torch::TorchEngine,
-    worker::Worker,
+    counters::Counters, engine::DenoiseEngine, replay::ReplayEngine, tenant_times::TenantTimes,
+    torch::TorchEngine, worker::Worker,
 };
 
 /// Who paints.
@@ -142,6 +143,7 @@ pub async fn run(
         member: &member,
         engine,
         counters,
+        tenants: TenantTimes::register(&metrics),
         health: health.clone(),
         stop: shutdown.token.clone(),
         tracker: shutdown.tracker.clone(),

@@ -122,7 +122,7 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> JobError {
 mod tests {
     use protocol::{ImageSize, Progress, Seed};
     use replay::{ArTimes, DenoiseTimes, Table, prior_tokens};
-    use service::metrics::{Histogram, SecondsCounter};
+    use service::metrics::{DeviceClock, Histogram, SecondsCounter};
     use tokio::sync::watch;
 
     use super::*;
@@ -160,24 +160,26 @@ mod tests {
 
     fn report(job: &DenoiseJob) -> (Reporter, watch::Receiver<Progress>) {
         let (progress, told) = watch::channel(progress(job, Stage::Prior, 0, 0));
-        let report = Reporter::new(progress, Histogram::new([1.0]), SecondsCounter::default());
+        let report = Reporter::new(
+            progress,
+            Histogram::new([1.0]),
+            DeviceClock::start(Default::default()),
+        );
         (report, told)
     }
 
     #[test]
-    fn a_device_is_seen_busy_while_it_paints_and_to_the_end() {
+    fn a_device_is_seen_busy_while_it_paints_and_so_is_whose_it_is() {
         let job = job("a red fox", 3);
         let (progress, _told) = watch::channel(progress(&job, Stage::Prior, 0, 0));
-        let busy = SecondsCounter::default();
-        let report = Reporter::new(progress, Histogram::new([1.0]), busy.clone());
-        assert_eq!(busy.get(), 0.0);
+        let counters: [SecondsCounter; 2] = Default::default();
+        let clock = DeviceClock::start(counters.clone());
+        let report = Reporter::new(progress, Histogram::new([1.0]), clock);
         occupy_device_until(Instant::now() + std::time::Duration::from_millis(2));
         report.tell(super::progress(&job, Stage::Denoise, 1, 3));
-        let in_the_middle = busy.get();
-        assert!(in_the_middle >= 0.002, "{in_the_middle}");
-        occupy_device_until(Instant::now() + std::time::Duration::from_millis(2));
-        drop(report);
-        assert!(busy.get() >= in_the_middle + 0.002, "{}", busy.get());
+        let [busy, of_tenant] = counters.each_ref().map(SecondsCounter::get);
+        assert!(busy >= 0.002, "{busy}");
+        assert_eq!(busy, of_tenant);
     }
 
     fn paint(engine: &ReplayEngine, job: &DenoiseJob) -> Result<Vec<u8>, NotPainted> {

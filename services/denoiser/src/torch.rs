@@ -216,7 +216,7 @@ mod tests {
 
     use protocol::Role;
     use service::{
-        metrics::{Histogram, Metrics, SecondsCounter, Worker},
+        metrics::{DeviceClock, Histogram, Metrics, Worker},
         profile::Profiles,
     };
     use tokio::sync::watch;
@@ -245,7 +245,11 @@ mod tests {
     /// Whether there is a picture.
     fn paint(engine: &TorchEngine, job: &DenoiseJob, stop: &CancellationToken) -> bool {
         let progress = watch::Sender::new(progress(job, Stage::Denoise, 0, 1));
-        let report = Reporter::new(progress, Histogram::new([1.0]), SecondsCounter::default());
+        let report = Reporter::new(
+            progress,
+            Histogram::new([1.0]),
+            DeviceClock::start(Default::default()),
+        );
         match engine.paint(job, &report, stop) {
             Ok(painted) => {
                 assert!(painted.image.bytes.starts_with(b"\x89PNG\r\n\x1a\n"));

@@ -9,7 +9,7 @@ use batching::{Breaker, Redelivery, is_tried};
 use messaging::{BusError, Delivery, Fence, KnownLife, Lease, Membership, PublishError, WorkQueue};
 use protocol::{
     CurrentWork, DeadLetter, DeadMessage, DenoiseJob, JobError, LifeEvent, OutputId, OutputLife,
-    OutputResult, Refusal, StoredLife, Subject, WorkStage, WorkerState,
+    OutputResult, Refusal, StoredLife, Subject, Tenant, WorkStage, WorkerState,
     trace::{attribute, span, value},
 };
 use service::{
@@ -25,6 +25,7 @@ use crate::{
     decide::{Asking, Decision, Facts, decide},
     engine::DenoiseEngine,
     results::{Instants, read, result, unreadable},
+    tenant_times::TenantTimes,
 };
 
 mod paint;
@@ -44,6 +45,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 /// A message that is to be worked on, and what its start is written after.
 struct Claimed {
     known: KnownLife,
+    tenant: Option<Tenant>,
     lease: Lease,
     /// Ends with the start.
     claim: Span,
@@ -72,6 +74,7 @@ pub(crate) struct Worker<'a> {
     pub(crate) member: &'a Membership,
     pub(crate) engine: DeviceThread<Box<dyn DenoiseEngine>>,
     pub(crate) counters: Counters,
+    pub(crate) tenants: TenantTimes,
     pub(crate) health: Health,
     pub(crate) stop: CancellationToken,
     pub(crate) tracker: TaskTracker,
@@ -116,6 +119,7 @@ impl Worker<'_> {
         let Delivery {
             subject,
             payload,
+            tenant,
             delivered,
             lease,
             ..
@@ -162,6 +166,7 @@ impl Worker<'_> {
                 spans::set(&Span::current(), attribute::ATTEMPT, attempt(&facts.life));
                 let claimed = Claimed {
                     known,
+                    tenant,
                     lease,
                     claim,
                 };
@@ -230,6 +235,7 @@ impl Worker<'_> {
     async fn start(&mut self, job: DenoiseJob, claimed: Claimed) -> Result<(), DeviceThreadDied> {
         let Claimed {
             known,
+            tenant,
             lease,
             claim,
         } = claimed;
@@ -246,7 +252,7 @@ impl Worker<'_> {
         let advanced = self.stop.run_until_cancelled(advanced).await;
         drop(claim);
         match advanced {
-            Some(Ok(())) => return self.paint(Arc::new(job), lease).await,
+            Some(Ok(())) => return self.paint(Arc::new(job), tenant.as_ref(), lease).await,
             // Its start may be stored all the same.
             Some(Err(error)) => {
                 self.sign_off(job.output);

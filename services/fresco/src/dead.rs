@@ -110,9 +110,10 @@ async fn replay(bus: &Bus, letter: &DeadLetter, tenant: Option<&Tenant>) -> Resu
         .map_err(|error| Failure::failed(&error))?;
     // Which class it had is not kept, and nobody waits for it any more.
     let class = PriorityClass::Standard;
+    let tenant = revival.record.tenant.as_ref();
     let queued = match &revival.message {
-        DeadMessage::Ar(message) => bus.publish_ar_job(class, message).await,
-        DeadMessage::Denoise(message) => bus.publish_denoise_job(class, message).await,
+        DeadMessage::Ar(message) => bus.publish_ar_job(class, tenant, message).await,
+        DeadMessage::Denoise(message) => bus.publish_denoise_job(class, tenant, message).await,
     };
     queued.map_err(|error| Failure::failed(&error))?;
     bus.drop_dead_letter(letter.output)

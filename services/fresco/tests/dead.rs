@@ -164,6 +164,7 @@ async fn all_the_dead_are_replayed_or_dropped_at_once() {
 #[tokio::test]
 async fn what_is_replayed_stays_its_tenants_also_when_its_record_is_gone() {
     let site = Site::start().await;
+    let (_member, mut queue) = Box::pin(join(&site.broker.url())).await;
     let replayed = async |job: u128, flags: &str| {
         let output = denoise_job(job).output;
         let told = site
@@ -190,6 +191,11 @@ async fn what_is_replayed_stays_its_tenants_also_when_its_record_is_gone() {
             keep(&letter).await;
         }
         assert_eq!(replayed(job, flags).await, wanted, "{job} {flags}");
+        // Its message too: whose the device's time is.
+        let delivery = within("it is queued", queue.next()).await;
+        let named = delivery.tenant.map(|tenant| tenant.to_string());
+        assert_eq!(Ok(named), wanted, "{job} {flags}");
+        delivery.lease.ack().await;
     }
     let letter = site.bury(5).await;
     keep(&letter).await;

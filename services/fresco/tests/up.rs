@@ -431,7 +431,7 @@ async fn the_job_of_a_killed_child_is_with_another_at_once() {
     let (up, bus) = site.up_with_workers().await;
     let mut times = Vec::new();
     let (class, job) = (PriorityClass::Standard, worker::denoise_job(1));
-    bus.publish_denoise_job(class, &job)
+    bus.publish_denoise_job(class, None, &job)
         .await
         .expect("there is room");
     for _ in 0..3 {
@@ -477,7 +477,7 @@ async fn a_worker_started_by_hand_is_watched_too() {
     loop {
         jobs += 1;
         let job = worker::denoise_job(jobs);
-        let published = bus.publish_denoise_job(PriorityClass::Standard, &job);
+        let published = bus.publish_denoise_job(PriorityClass::Standard, None, &job);
         published.await.expect("there is room");
         let all = || async {
             let held = held().await?;

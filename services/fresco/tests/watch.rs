@@ -65,7 +65,7 @@ impl Site {
     async fn enqueue(&self, job: u128) {
         let class = PriorityClass::Standard;
         self.bus
-            .publish_denoise_job(class, &denoise_job(job))
+            .publish_denoise_job(class, None, &denoise_job(job))
             .await
             .unwrap();
     }
@@ -248,7 +248,7 @@ async fn the_program_keeps_watches_and_tells_no_password() {
 
     let mut doomed = Worker::start(&broker.url());
     let class = PriorityClass::Standard;
-    bus.publish_denoise_job(class, &denoise_job(1))
+    bus.publish_denoise_job(class, None, &denoise_job(1))
         .await
         .unwrap();
     until_busy(&bus, 1).await;

@@ -150,7 +150,6 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
     use super::*;
-    use crate::spent::on_device;
 
     fn usage(cached: bool) -> PriorUsage {
         PriorUsage {
@@ -183,7 +182,7 @@ mod tests {
         counters.output_ended(outcome, spent.as_ref(), total);
         let tenant = counters.tenants.of(tenants.choose(rng).unwrap().as_ref());
         tenant.queued(1);
-        tenant.output_ended(outcome, spent.as_ref(), on_device(&timings));
+        tenant.output_ended(outcome, spent.as_ref());
         tenant.job_ended(outcome);
         tenant.rejected();
         let side = |rng: &mut StdRng| rng.random_range(1..=64_u32) * 32;
@@ -265,8 +264,8 @@ mod tests {
         let outputs = outcomes * histogram;
         let (stages, unattributed) = (7 * histogram, 11 + 3);
         let counters_plain = 8;
-        // Two tenants and nobody: jobs by outcome, one histogram, three counters and a gauge.
-        let of_tenants = 3 * (outcomes + histogram + 4);
+        // Two tenants and nobody: jobs by outcome, one histogram, two counters and a gauge.
+        let of_tenants = 3 * (outcomes + histogram + 3);
         let whole = jobs + outputs + stages + unattributed + of_tenants;
         let all = whole + counters_plain + ErrorCode::ALL.len();
         assert_eq!(after, all);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use messaging::{BusError, Claim, ClaimError, JobWatch, PublishError};
 use protocol::{
-    ErrorCode, IdempotencyRecord, JobError, JobRecord, OutputResult, PriorityClass,
+    ArJob, ErrorCode, IdempotencyRecord, JobError, JobRecord, OutputResult, PriorityClass,
     trace::{attribute, event, value},
 };
 use service::{clock::unix_millis, exit::chain, telemetry::spans};
@@ -24,7 +24,7 @@ use crate::{
     outcomes::{Deadline, Outcome},
     reply::ApiError,
     rooms::Room,
-    spent::{Spent, on_device},
+    spent::Spent,
     submit::{Order, prior_gone},
 };
 
@@ -93,7 +93,10 @@ impl Follower {
         let Some(queued) = queued else { return };
         if let Err(failure) = queued {
             if let Some(code) = failure.code() {
-                spans::fail(&Span::current(), code);
+                let span = Span::current();
+                spans::fail(&span, code);
+                // A refusal is no error; a job that never was one is told from those that are.
+                spans::set(&span, attribute::OUTCOME, code.as_str());
             }
             if known_here_only && failure.code() == Some(ErrorCode::QueueFull) {
                 leave_nothing(jobs, &order.record).await;
@@ -155,7 +158,13 @@ async fn queue(jobs: &Jobs, order: &Order, claiming: Option<&Claiming>) -> Resul
     }
     let message = order.ar_job().ok_or(Failure::PriorGone)?;
     jobs.bus.create_job(&order.record).await?;
-    Ok(jobs.bus.publish_ar_job(order.class(), &message).await?)
+    Ok(publish(jobs, order, &message).await?)
+}
+
+async fn publish(jobs: &Jobs, order: &Order, message: &ArJob) -> Result<(), PublishError> {
+    let tenant = order.record.tenant.as_ref();
+    let published = jobs.bus.publish_ar_job(order.class(), tenant, message);
+    published.await
 }
 
 /// Goes on with a job that somebody began to queue: only a job that no worker has touched can be missing from its
@@ -164,7 +173,7 @@ async fn resume(jobs: &Jobs, order: &Order) -> Result<(), Failure> {
     match order.ar_job() {
         Some(message) => {
             if untouched(jobs, &order.record).await? {
-                jobs.bus.publish_ar_job(order.class(), &message).await?;
+                publish(jobs, order, &message).await?;
             }
         }
         // There is nothing left to begin it with. What was queued has its tokens in it and goes on. In this order: a
@@ -216,7 +225,8 @@ fn not_queued(jobs: &Jobs, record: &JobRecord, failure: Failure) -> Queueing {
             let text = "the message broker did not confirm the job in time";
             ApiError::new(code, text).of_unqueued(record.job)
         }
-        _ => ApiError::new(code, "the job could not be queued"),
+        // The job's spans are errors, which are kept: its request's, which begins their trace, has to name it.
+        _ => ApiError::new(code, "the job could not be queued").of_unqueued(record.job),
     })
 }
 
@@ -349,7 +359,7 @@ impl Following<'_> {
             let counters = &self.jobs.counters;
             counters.output_ended(outcome, spent.as_ref(), total);
             let tenant = counters.tenants.of(self.record.tenant.as_ref());
-            tenant.output_ended(outcome, spent.as_ref(), on_device(&result.timings));
+            tenant.output_ended(outcome, spent.as_ref());
         }
         // First its place: a client that has its answer may ask for the next picture at once.
         self.room.iter_mut().for_each(Room::ended);

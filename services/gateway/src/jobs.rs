@@ -132,10 +132,11 @@ impl OpenJob {
             Ok(Queueing::Queued) => Ok(()),
             Ok(Queueing::Refused(error)) => Err(NotQueued::Refused(error)),
             Ok(Queueing::Claimed(record)) => Err(NotQueued::Claimed(record)),
-            Ok(Queueing::Trying) | Err(_) => Err(NotQueued::Refused(ApiError::new(
-                ErrorCode::NotReady,
-                "the gateway is stopping",
-            ))),
+            // Its message may be stored all the same.
+            Ok(Queueing::Trying) | Err(_) => Err(NotQueued::Refused(
+                ApiError::new(ErrorCode::NotReady, "the gateway is stopping")
+                    .of_unqueued(self.record.job),
+            )),
         }
     }
 }
@@ -273,5 +274,26 @@ pub(crate) struct Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         self.jobs.lock().remove(&self.job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    #[tokio::test]
+    async fn a_job_whose_gateway_stops_before_it_knows_whether_it_is_queued_is_named() {
+        let (trying, queueing) = watch::channel(Queueing::Trying);
+        let mut open = OpenJob {
+            queueing,
+            ..OpenJob::of_stored(fixtures::record(1), EndedByOutput::new())
+        };
+        drop(trying);
+        let Err(NotQueued::Refused(error)) = open.queued().await else {
+            panic!("it is queued");
+        };
+        assert_eq!(error.error().code, ErrorCode::NotReady);
+        assert_eq!(error.unqueued(), Some(open.record.job));
     }
 }

@@ -63,13 +63,6 @@ impl Spent {
     }
 }
 
-/// For how many seconds a denoiser worked on an output, at the attempt that ended it: with a picture, or with an error.
-/// None of it is known of what a gateway ended.
-pub(crate) fn on_device(timings: &OutputTimings) -> f64 {
-    let started_at = timings.denoise_started_at.unwrap_or(timings.finished_at);
-    Duration::from_millis(timings.finished_at.saturating_sub(started_at)).as_secs_f64()
-}
-
 /// Labels of sizes.
 pub(crate) const SIZE_CLASSES: [&str; 4] = ["small", "medium", "large", "huge"];
 
@@ -141,28 +134,6 @@ mod tests {
         };
         let total = Duration::from_secs(2);
         assert_eq!(Spent::of(&timings, None, 12_000, total), None);
-    }
-
-    #[test]
-    fn a_device_works_on_what_fails_too() {
-        let failed = OutputTimings {
-            accepted_at: 10_000,
-            denoise_started_at: Some(12_000),
-            finished_at: 14_500,
-            ..OutputTimings::default()
-        };
-        let painted = OutputTimings {
-            denoise_finished_at: Some(14_000),
-            ..failed
-        };
-        let not_started = OutputTimings {
-            denoise_started_at: None,
-            ..failed
-        };
-        assert_eq!(
-            [failed, painted, not_started].map(|t| on_device(&t)),
-            [2.5, 2.5, 0.0]
-        );
     }
 
     #[test]

@@ -1,14 +1,13 @@
-//! What each tenant got and what it cost. Series for those of the file and for nobody, all from the start: no request
+//! What each tenant asked for and got; what it cost, denoisers count. Series for those of the file and for nobody, all from the start: no request
 //! makes more of them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use protocol::Tenant;
 use service::metrics::{
-    Counter, Gauge, Metrics, SecondsCounter, Trace, Traced,
+    Counter, Gauge, Metrics, Trace, Traced,
     catalog::{
-        TENANT_DEVICE, TENANT_IMAGES, TENANT_JOBS, TENANT_OUTPUTS_OPEN, TENANT_QUEUE_WAIT,
-        TENANT_REJECTIONS,
+        TENANT_IMAGES, TENANT_JOBS, TENANT_OUTPUTS_OPEN, TENANT_QUEUE_WAIT, TENANT_REJECTIONS,
     },
     number,
 };
@@ -29,7 +28,6 @@ pub(crate) struct OfTenant {
     jobs: [Counter; 6],
     images: Counter,
     queue_wait: Traced,
-    device: SecondsCounter,
     outputs_open: Gauge,
     rejections: Counter,
 }
@@ -41,14 +39,12 @@ impl TenantCounters {
             metrics.counters(TENANT_IMAGES),
             metrics.traced_by(TENANT_QUEUE_WAIT),
         );
-        let device = metrics.seconds_by(TENANT_DEVICE);
         let open = metrics.gauges(TENANT_OUTPUTS_OPEN);
         let rejections = metrics.counters(TENANT_REJECTIONS);
         let of = |label: &'static str| OfTenant {
             jobs: Outcome::ALL.map(|outcome| jobs.of([label, outcome.label()])),
             images: images.of([label]),
             queue_wait: waits.of([label]),
-            device: device.of([label]),
             outputs_open: open.of([label]),
             rejections: rejections.of([label]),
         };
@@ -83,9 +79,8 @@ impl OfTenant {
         self.outputs_open.dec_by(number(outputs));
     }
 
-    /// One of its outputs has ended, after so many seconds `on_device`; `spent` is where a picture's time went.
-    pub(crate) fn output_ended(&self, outcome: Outcome, spent: Option<&Spent>, on_device: f64) {
-        self.device.inc_by(on_device);
+    /// One of its outputs has ended; `spent` is where a picture's time went.
+    pub(crate) fn output_ended(&self, outcome: Outcome, spent: Option<&Spent>) {
         if outcome != Outcome::Done {
             return;
         }

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use protocol::{ErrorCode, JobRecord, Tenant};
+use protocol::{ErrorCode, JobRecord, Tenant, limits::TENANTS_MAX};
 use serde::Deserialize;
 use service::{
     bearer,
@@ -22,10 +22,7 @@ use warp::http::HeaderMap;
 
 use crate::reply::ApiError;
 
-/// Each has some thirty series of its own in every gateway's metrics.
-pub(crate) const TENANTS_MAX: usize = 100;
-
-/// What so many weigh, with comments.
+/// What [`TENANTS_MAX`] weigh, with comments.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// Of SHA-256.

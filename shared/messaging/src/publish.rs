@@ -11,7 +11,9 @@ use async_nats::{
     jetstream::{ErrorCode as ServerCode, publish::PublishAck, response::Response},
 };
 use bytes::Bytes;
-use protocol::{ArJob, DenoiseJob, JobRecord, OutputResult, PriorityClass, Subject, encode};
+use protocol::{
+    ArJob, DenoiseJob, JobRecord, OutputResult, PriorityClass, Subject, Tenant, encode,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -70,30 +72,28 @@ enum Answer {
 }
 
 impl Bus {
-    /// Queues a request for the AR stage, unless its message is in the queue already.
+    /// Queues a request of `tenant` for the AR stage, unless its message is in the queue already.
     pub async fn publish_ar_job(
         &self,
         class: PriorityClass,
+        tenant: Option<&Tenant>,
         job: &ArJob,
     ) -> Result<(), PublishError> {
         let subject = Subject::Ar(class, job.job);
-        self.enqueue(subject, job.job.to_string(), encode(job)?)
-            .await
+        let id = job.job.to_string();
+        self.enqueue(subject, id, tenant, encode(job)?).await
     }
 
-    /// Queues an output for a denoiser, unless its message is in the queue already.
+    /// Queues an output of `tenant` for a denoiser, unless its message is in the queue already.
     pub async fn publish_denoise_job(
         &self,
         class: PriorityClass,
+        tenant: Option<&Tenant>,
         job: &DenoiseJob,
     ) -> Result<(), PublishError> {
         let subject = Subject::Denoise(class, job.output);
-        self.enqueue(
-            subject,
-            format!("{}.{}", job.output.job, job.output.index),
-            encode(job)?,
-        )
-        .await
+        let id = format!("{}.{}", job.output.job, job.output.index);
+        self.enqueue(subject, id, tenant, encode(job)?).await
     }
 
     /// Stores the record of an accepted job; `Taken` when it is there already, by an earlier try or another gateway.
@@ -172,9 +172,14 @@ impl Bus {
         &self,
         subject: Subject,
         id: String,
+        tenant: Option<&Tenant>,
         bytes: Vec<u8>,
     ) -> Result<(), PublishError> {
         let (prefix, of) = (self.prefix(), subject);
+        let mut headers = HeaderMap::new();
+        if let Some(tenant) = tenant {
+            headers.insert(Tenant::HEADER, tenant.as_str());
+        }
         let subject = prefix.subject(&of);
         // The id alone is not enough: the server forgets ids at a restart. While the message is in the queue, its
         // subject is not free; after that, results and lives tell that it was there.
@@ -182,7 +187,7 @@ impl Bus {
             subject,
             id: Some(id),
             after: Some(0),
-            headers: HeaderMap::new(),
+            headers,
             payload: bytes.into(),
         };
         publishing(self, &of, &publish).await

@@ -8,7 +8,7 @@ use opentelemetry::{
     trace::{Span as _, Status, TraceContextExt, Tracer},
 };
 use protocol::{
-    Attempt, OutputLife, Subject, UnixMillis, WorkStage, WorkerId,
+    Attempt, OutputLife, Subject, Tenant, UnixMillis, WorkStage, WorkerId,
     topology::ConsumerSpec,
     trace::{attribute, span, value},
 };
@@ -51,7 +51,18 @@ impl Delivery {
         span.set_attribute(attribute::MESSAGING_CONSUMER_GROUP_NAME, name.clone());
         locate(&span, bus, (found.id.as_deref(), stream));
         place(&span, found.sequence);
+        if self.names_its_tenant() {
+            let tenant = self.tenant.as_ref().map_or(Tenant::NONE, Tenant::as_str);
+            span.set_attribute(attribute::TENANT, tenant.to_owned());
+        }
         span
+    }
+
+    /// Its trace is its tenant's by the spans of the gateway and of the request at the AR stage, whichever of them lived to
+    /// be sent; a dead letter that is replayed has a trace of its own. Not by those of ten outputs: a search shows as many
+    /// spans of a trace, and they are not what it was made for.
+    fn names_its_tenant(&self) -> bool {
+        matches!(self.subject, Subject::Ar(..)) || !self.is_traced()
     }
 
     /// Whether it came with the trace of who published it.

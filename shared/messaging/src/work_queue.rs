@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use opentelemetry::Context;
-use protocol::{Subject, topology::ConsumerSpec};
+use protocol::{Subject, Tenant, topology::ConsumerSpec};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
@@ -38,6 +38,8 @@ pub struct Delivery {
     pub payload: Bytes,
     /// The publisher's trace context.
     pub context: Context,
+    /// Whose the work on it is, for who counts it; `None` too where its sender was of a version that did not tell.
+    pub tenant: Option<Tenant>,
     /// How often the server has delivered it, this time included. Messages given back count too.
     pub delivered: u64,
     /// Which message it is to the broker.

@@ -38,6 +38,10 @@ pub const IMAGE_BYTES_MAX: usize = PAYLOAD_BYTES_MAX - 64 * 1024;
 /// Longest error text that is stored with a result, in characters.
 pub const ERROR_TEXT_CHARS_MAX: usize = 500;
 
+/// Most tenants that a deployment tells apart. Each has some thirty series of its own in every gateway's metrics, and one
+/// in every denoiser's.
+pub const TENANTS_MAX: usize = 100;
+
 /// How long a message may stay with a worker that says nothing before the server gives it to another one.
 ///
 /// 15 s suits one server. Workers read the value in force from their consumer, so changing a deployment never needs a new binary.

@@ -24,6 +24,11 @@ impl Tenant {
     /// What metrics call the absence of one; no tenant has the name.
     pub const NONE: &'static str = "none";
 
+    /// The header of a message that is for one: who works on it counts whose the work was, and nothing depends on it. A
+    /// header and no field, because an older worker passes over it and refuses a field that it does not know: gateways
+    /// are upgraded first.
+    pub const HEADER: &'static str = "Fresco-Tenant";
+
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -123,7 +123,7 @@ async fn work_without_a_gateway_ends_at_its_deadline_all_the_same() {
     };
     fleet
         .bus
-        .publish_ar_job(protocol::PriorityClass::Standard, &ar_job)
+        .publish_ar_job(protocol::PriorityClass::Standard, None, &ar_job)
         .await
         .unwrap();
     let result = until("it has ended", || async {

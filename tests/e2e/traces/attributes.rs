@@ -231,6 +231,9 @@ fn taken(fleet: &Fleet, queue: Queue, job: &str) -> Wanted {
         ),
         (attribute::MESSAGING_NATS_DELIVERED_COUNT, Is::Number(1)),
     ]);
+    if queue == Queue::Ar {
+        wanted.push((attribute::TENANT, text(Tenant::NONE)));
+    }
     wanted
 }
 

@@ -6,6 +6,7 @@ mod context;
 mod export;
 mod graph;
 mod metrics;
+mod refused;
 mod tree;
 
 use integration::{

@@ -177,7 +177,7 @@ impl Site {
             accepted_at,
             deadline_at: unix_millis() + 60_000,
         };
-        let published = self.bus.publish_ar_job(PriorityClass::Standard, &job);
+        let published = self.bus.publish_ar_job(PriorityClass::Standard, None, &job);
         published.await.expect("there is room");
     }
 

@@ -9,10 +9,10 @@ use std::{
 use batching::is_retried;
 use messaging::Lease;
 use protocol::{
-    CurrentWork, DenoiseJob, JobError, LifeEvent, Progress, Stage, UnixMillis, WorkStage,
+    CurrentWork, DenoiseJob, JobError, LifeEvent, Progress, Stage, Tenant, UnixMillis, WorkStage,
     WorkerState, trace::value,
 };
-use service::{DeviceThreadDied, clock::unix_millis, telemetry::spans};
+use service::{DeviceThreadDied, clock::unix_millis, metrics::DeviceClock, telemetry::spans};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -50,6 +50,7 @@ impl Worker<'_> {
     pub(super) async fn paint(
         &mut self,
         job: Arc<DenoiseJob>,
+        tenant: Option<&Tenant>,
         lease: Lease,
     ) -> Result<(), DeviceThreadDied> {
         let started_at = unix_millis();
@@ -71,9 +72,11 @@ impl Worker<'_> {
             let (job, stop) = (Arc::clone(&job), stop.clone());
             // The attempt may end, and is to be told of, while the device still works on it.
             let place = spans::Place::below(&Span::current());
-            let (step, busy) = (self.counters.step.clone(), self.counters.busy.clone());
+            let step = self.counters.step.clone();
+            // The device's time is somebody's, whatever comes of the attempt.
+            let busy = [self.counters.busy.clone(), self.tenants.of(tenant)];
             self.engine.call(move |engine| {
-                let report = Reporter::new(progress, step, busy);
+                let report = Reporter::new(progress, step, DeviceClock::start(busy));
                 place.run(|| engine.paint(&job, &report, &stop))
             })
         };

@@ -169,7 +169,7 @@ async fn a_variation_that_was_queued_is_joined_although_its_tokens_are_gone() {
     let class = PriorityClass::Standard;
     deployment
         .bus
-        .publish_ar_job(class, &message)
+        .publish_ar_job(class, None, &message)
         .await
         .unwrap();
     forget_priors(&deployment).await;

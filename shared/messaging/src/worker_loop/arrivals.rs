@@ -3,6 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use async_nats::{Message as NatsMessage, jetstream};
+use protocol::Tenant;
 use tokio::sync::watch;
 
 use super::{HoldEntry, Stored, WorkerLoop, now};
@@ -132,6 +133,7 @@ impl WorkerLoop {
         let headers = message.headers.as_ref();
         let context = trace::extract(headers);
         let id = headers.and_then(|headers| headers.get(MESSAGE_ID_HEADER));
+        let tenant = headers.and_then(|headers| headers.get(Tenant::HEADER));
         let place = Place {
             id: id.map(ToString::to_string),
             consumer: Arc::clone(&self.consumer),
@@ -141,6 +143,8 @@ impl WorkerLoop {
             subject,
             payload: message.payload.clone(),
             context,
+            // What cannot name one is nobody's: a message is not refused for who counts it.
+            tenant: tenant.and_then(|name| name.as_str().parse().ok()),
             delivered,
             place,
             lease,

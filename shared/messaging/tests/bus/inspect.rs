@@ -119,7 +119,10 @@ async fn what_differs_is_changed_to_what_is_wanted_and_keeps_what_it_holds() {
     other.denoise_consumer.ack_pending_max = 3;
     let site = Site::with(other).await;
     let class = PriorityClass::Standard;
-    site.bus.publish_ar_job(class, &ar_job(1)).await.unwrap();
+    site.bus
+        .publish_ar_job(class, None, &ar_job(1))
+        .await
+        .unwrap();
     let mut changes = Vec::new();
     let changed = site.bus.change(Wanted::default(), &mut changes);
     changed.await.unwrap();

@@ -1,7 +1,10 @@
 use std::time::Duration;
 
 use messaging::{Fence, PublishError};
-use protocol::{ErrorCode, JobRecord, limits::PAYLOAD_BYTES_MAX, topology::Topology};
+use protocol::{
+    ErrorCode, JobRecord, PriorityClass, Subject, encode, limits::PAYLOAD_BYTES_MAX,
+    topology::Topology,
+};
 use tokio::time::{Instant, timeout};
 
 use crate::site::{Site, ar_job, denoise_job, failure, output, picture, prefix, within};
@@ -17,6 +20,46 @@ async fn a_message_published_twice_is_stored_once() {
         (site.stored("t-AR").await, site.stored("t-DN").await),
         (1, 1)
     );
+}
+
+/// The name of the header, and how it names a tenant, are what versions of one deployment have to agree on.
+#[tokio::test]
+async fn whose_a_message_is_comes_with_it_each_time_and_need_not() {
+    let site = Site::start().await;
+    let (class, studio) = (PriorityClass::Standard, "studio".parse().unwrap());
+    for (job, header, wanted) in [
+        (1, Some("studio"), Some(&studio)),
+        (2, None, None),
+        (3, Some("No Name"), None),
+    ] {
+        let subject = site
+            .bus
+            .prefix()
+            .subject(&Subject::Denoise(class, output(job)));
+        let mut headers = async_nats::HeaderMap::new();
+        if let Some(name) = header {
+            headers.insert("Fresco-Tenant", name);
+        }
+        let (raw, payload) = (site.raw().await, encode(&denoise_job(job)).unwrap());
+        #[expect(clippy::disallowed_methods, reason = "as other versions send it")]
+        let sent = raw.publish_with_headers(subject, headers, payload.into());
+        sent.await.unwrap().await.unwrap();
+        let mut queue = site.queue().await;
+        let delivery = within("delivered", queue.next()).await;
+        assert_eq!(delivery.tenant.as_ref(), wanted, "{header:?}");
+        delivery.lease.ack().await;
+    }
+    let job = denoise_job(4);
+    let sent = site.bus.publish_denoise_job(class, Some(&studio), &job);
+    sent.await.unwrap();
+    let stored = site.raw().await.get_stream("t-DN").await.unwrap();
+    let stored = stored.get_last_raw_message_by_subject(">").await.unwrap();
+    let header = stored.headers.get("Fresco-Tenant").unwrap();
+    assert_eq!(header.as_str(), "studio");
+    let mut queue = site.queue().await;
+    within("delivered", queue.next()).await.lease.nak(None);
+    let again = within("delivered again", queue.next()).await;
+    assert_eq!(again.tenant, Some(studio));
 }
 
 #[tokio::test]
@@ -111,7 +154,7 @@ async fn publishes_survive_a_killed_broker() {
     site.broker.kill();
     let bus = site.bus.clone();
     let publishing = site.tracker.spawn(async move {
-        bus.publish_ar_job(protocol::PriorityClass::Standard, &ar_job(1))
+        bus.publish_ar_job(protocol::PriorityClass::Standard, None, &ar_job(1))
             .await
             .unwrap();
         bus.put_result(&failure(output(1))).await.unwrap()

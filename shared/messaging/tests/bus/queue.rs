@@ -125,7 +125,7 @@ async fn a_dropped_next_loses_nothing() {
     let bus = site.bus.clone();
     let publishing = site.tracker.spawn(async move {
         for job in 0..JOBS {
-            bus.publish_denoise_job(protocol::PriorityClass::Standard, &denoise_job(job))
+            bus.publish_denoise_job(protocol::PriorityClass::Standard, None, &denoise_job(job))
                 .await
                 .unwrap();
         }

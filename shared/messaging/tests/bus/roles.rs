@@ -141,7 +141,10 @@ async fn a_cluster_gets_the_copies_that_somebody_said_and_an_admin_makes_more_of
     patiently(|| watcher.provision(&one)).await;
     let gateway = site.connect(Role::Gateway, "gateway").await;
     let class = PriorityClass::Standard;
-    gateway.publish_ar_job(class, &ar_job(1)).await.unwrap();
+    gateway
+        .publish_ar_job(class, None, &ar_job(1))
+        .await
+        .unwrap();
     let kept = patiently(|| watcher.keep(&three)).await;
     assert_eq!(kept.differing.len(), 9, "{kept:?}");
     let kept = patiently(|| watcher.keep(&unsaid)).await;

@@ -95,12 +95,14 @@ impl Site {
 
     /// Queues a request for the AR stage.
     pub(crate) async fn order(&self, job: &ArJob) -> Result<(), PublishError> {
-        self.bus.publish_ar_job(PriorityClass::Standard, job).await
+        self.bus
+            .publish_ar_job(PriorityClass::Standard, None, job)
+            .await
     }
 
     pub(crate) async fn enqueue(&self, job: &DenoiseJob) {
         self.bus
-            .publish_denoise_job(PriorityClass::Standard, job)
+            .publish_denoise_job(PriorityClass::Standard, None, job)
             .await
             .expect("the queue has room");
     }

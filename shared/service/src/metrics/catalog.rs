@@ -165,15 +165,13 @@ catalog! {
     REJECTIONS = Counter, "fresco_rejections", ["reason"], GATEWAY,
         "Requests for pictures that were refused, or not queued for certain, by error code";
 
-    // What each tenant gets and what it costs. Of jobs accepted here, and that ended while this gateway followed them.
+    // What each tenant gets; what it costs is with the denoisers. Of jobs accepted here, and that ended while this gateway followed them.
     TENANT_JOBS = Counter, "fresco_tenant_jobs", ["tenant", "outcome"], GATEWAY,
         "Requests that ended, by whose they were: a name of `--tenants`, or none";
     TENANT_IMAGES = Counter, "fresco_tenant_images", ["tenant"], GATEWAY,
         "Pictures finished, by tenant";
     TENANT_QUEUE_WAIT = Histogram(JOB_SECONDS), "fresco_tenant_queue_wait_seconds", ["tenant"], GATEWAY,
         "What a finished picture waited for both stages, by tenant";
-    TENANT_DEVICE = Counter, "fresco_tenant_device_seconds", ["tenant"], GATEWAY,
-        "Time of denoisers that outputs took at the attempt that ended them, with a picture or an error, by tenant; earlier attempts, and what is cancelled or expires, are nobody's";
     TENANT_OUTPUTS_OPEN = Gauge, "fresco_tenant_outputs_open", ["tenant"], GATEWAY,
         "Outputs that have not ended, by tenant";
     TENANT_REJECTIONS = Counter, "fresco_tenant_rejections", ["tenant"], GATEWAY,
@@ -271,6 +269,8 @@ catalog! {
         "Outputs in one call that an AR engine took";
     AR_BATCH_FILL = Histogram(TENTHS), "fresco_ar_batch_fill_ratio", [], BATCHER,
         "Share of the slots that was taken when a call of the AR engine started";
+    AR_DEVICE_BUSY = Counter, "fresco_ar_device_busy_seconds", [], BATCHER,
+        "Time that the device of the native engine wrote prior tokens, token by token, its self-tests included; absent with other engines, whose devices are not ours to see";
     AR_STORE = Histogram(REST_SECONDS), "fresco_ar_store_seconds", [], BATCHER,
         "From an output's prior tokens to its stored denoise message, tries that the broker did not take included";
     PRIOR_CACHE_HITS = Counter, "fresco_prior_cache_hits", [], BATCHER,
@@ -296,7 +296,9 @@ catalog! {
     DENOISE_STEP = Histogram(STEP_SECONDS), "fresco_denoise_step_seconds", [], DENOISER,
         "One denoising step";
     DEVICE_BUSY = Counter, "fresco_device_busy_seconds", [], DENOISER,
-        "Time that the device painted, step by step, for pictures that came of it and for those that did not; devices of AR engines are not among them";
+        "Time that the device painted, step by step, for pictures that came of it and for those that did not; devices of AR engines are not among them: fresco_ar_device_busy_seconds_total";
+    TENANT_DEVICE = Counter, "fresco_tenant_device_seconds", ["tenant"], DENOISER,
+        "Time that the device painted, step by step, by whose output it was: a name of `--tenants`, or none; the sum over tenants is fresco_device_busy_seconds_total";
     CANCEL_TO_FREE = Histogram(STEP_SECONDS), "fresco_cancel_to_free_seconds", [], DENOISER,
         "From hearing that an output has ended to a device that is free again";
 }
@@ -349,7 +351,7 @@ mod tests {
             "stage",
             "stream",
             "state",
-            // Those of a file that is read once, 100 at most.
+            // Those of a file that is read once, 100 at most; a denoiser knows as many by its messages.
             "tenant",
             // One series a process, and a new one at each start: what others say more about it is joined to.
             "worker",

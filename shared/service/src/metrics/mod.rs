@@ -5,11 +5,13 @@
 //! | `catalog` | every metric, as a constant                                    |
 //! | `trace`   | exemplars: which trace an observation belongs to               |
 //! | `common`  | what every process measures, and what every worker does        |
+//! | `device`  | how long a device works                                        |
 //! | `otlp`    | the same as OTLP has it                                        |
 //! | `page`    | the catalogue as `observability/metrics.md`                    |
 
 pub mod catalog;
 mod common;
+mod device;
 pub(crate) mod otlp;
 pub mod page;
 mod trace;
@@ -41,6 +43,7 @@ use self::{
 
 pub use self::{
     common::{LibtorchMemory, Process, STATES, Worker, state_label},
+    device::DeviceClock,
     trace::Trace,
 };
 pub use prometheus_client::metrics::{counter::Counter, histogram::Histogram};

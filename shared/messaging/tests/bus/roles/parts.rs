@@ -47,7 +47,10 @@ async fn accept(gateway: &Bus) {
     .await;
     gateway.create_job(&record(1)).await.unwrap();
     let class = PriorityClass::Standard;
-    gateway.publish_ar_job(class, &ar_job(1)).await.unwrap();
+    gateway
+        .publish_ar_job(class, None, &ar_job(1))
+        .await
+        .unwrap();
     assert!(gateway.is_ar_queued(record(1).job).await.unwrap());
     // A scrape, which looks at the oldest message too. In a cluster the consumer hears of it a moment after the stream.
     until("a scrape sees the oldest message", || async {
@@ -83,7 +86,7 @@ async fn write(site: &Site, batcher: &Bus) {
     batcher.report_progress(&progress(Stage::Prior)).await;
     let class = PriorityClass::Standard;
     batcher
-        .publish_denoise_job(class, &denoise_job(1))
+        .publish_denoise_job(class, None, &denoise_job(1))
         .await
         .unwrap();
     let stored = batcher.advance(output(1), LifeEvent::PriorStored, 2);
@@ -167,7 +170,7 @@ async fn answer(gateway: &Bus) {
     assert!(!gateway.workers().await.unwrap().is_empty());
     gateway.queues().await.unwrap();
     gateway
-        .publish_ar_job(PriorityClass::Low, &ar_job(2))
+        .publish_ar_job(PriorityClass::Low, None, &ar_job(2))
         .await
         .unwrap();
     gateway.withdraw(ar_job(2).job).await.unwrap();
@@ -192,9 +195,12 @@ async fn tend(operator: &Bus) {
     let known = operator.job(record(1).job).await.unwrap();
     assert!(known.is_some() && operator.job(record(99).job).await.unwrap().is_none());
     let class = PriorityClass::Standard;
-    operator.publish_ar_job(class, &ar_job(3)).await.unwrap();
     operator
-        .publish_denoise_job(class, &denoise_job(9))
+        .publish_ar_job(class, None, &ar_job(3))
+        .await
+        .unwrap();
+    operator
+        .publish_denoise_job(class, None, &denoise_job(9))
         .await
         .unwrap();
     assert!(operator.drop_dead_letter(output(9)).await.unwrap());
