@@ -1,13 +1,22 @@
 //! Brings what differs on the broker to what is wanted: a person's step, while the deployment stands still. What a change drops, a
 //! shorter age for one, is gone.
 
-use async_nats::jetstream::{
-    consumer,
-    stream::{self, PersistenceMode},
+use async_nats::{
+    datetime::{DateTime, parse_rfc3339},
+    jetstream::{
+        consumer,
+        stream::{self, PersistenceMode},
+    },
 };
 use bytes::Bytes;
-use protocol::topology::{ConsumerSpec, Topology};
-use serde::{Deserialize, de::IgnoredAny};
+use protocol::{
+    limits::PRESENCE_TTL,
+    topology::{ConsumerSpec, Topology},
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny},
+};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -55,6 +64,29 @@ struct Answer {
     _rest: IgnoredAny,
 }
 
+/// What the server says of the list of workers.
+#[derive(Deserialize)]
+struct Shown {
+    /// When it says so, by its own clock.
+    #[serde(rename = "ts", deserialize_with = "rfc3339")]
+    at: DateTime,
+    state: stream::State,
+}
+
+impl Shown {
+    /// Who is alive is put on the list anew every few seconds, so one that nothing was put on for longer has only the dead. A list
+    /// without an age, as older versions made it, may keep them for ever, and it is a change that ends this.
+    fn alive(&self) -> u64 {
+        let is_still = self.at - self.state.last_timestamp > PRESENCE_TTL;
+        if is_still { 0 } else { self.state.messages }
+    }
+}
+
+fn rfc3339<'de, D: Deserializer<'de>>(from: D) -> Result<DateTime, D::Error> {
+    let text = String::deserialize(from)?;
+    parse_rfc3339(&text).map_err(D::Error::custom)
+}
+
 impl Bus {
     /// Changes every stream, bucket and consumer that is there and differs; `changes` has which, after an error too. What is
     /// missing stays so: [`Bus::complete`] makes it.
@@ -70,14 +102,14 @@ impl Bus {
         }
     }
 
-    /// How many processes have shown themselves in the last [`PRESENCE_TTL`](protocol::limits::PRESENCE_TTL) and not said
-    /// that they end: for who must know that nobody works.
+    /// How many processes have shown themselves, or said that they end, in the last [`PRESENCE_TTL`]: for who must know that
+    /// nobody works.
     pub async fn processes_shown(&self) -> Result<u64, BusError> {
         let topology = topology_of(self.prefix(), Wanted::default());
         let config = bucket_config(&topology.workers);
         let subject = format!("STREAM.INFO.{}", config.name);
-        let info = self.api::<stream::Info>("the list of workers", subject, Bytes::new());
-        Ok(info.await?.map_or(0, |info| info.state.messages))
+        let shown = self.api::<Shown>("the list of workers", subject, Bytes::new());
+        Ok(shown.await?.map_or(0, |shown| shown.alive()))
     }
 
     /// What is as it should be already is passed over, so that a second try goes on where the first ended.
@@ -252,6 +284,7 @@ fn beside_the_site(
             None => found.num_replicas,
         },
         persist_mode: found.persist_mode,
+        allow_message_ttl: found.allow_message_ttl,
         metadata: found.metadata,
         placement: found.placement,
         compression: found.compression,

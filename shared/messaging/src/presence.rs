@@ -1,14 +1,9 @@
 //! The sign of life of a worker: a key that the server drops by itself when it is not refreshed.
-//!
-//! Published by hand, because the client's `put` carries no time to live: the key would outlive its worker for ever.
 
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use protocol::{
-    WorkerId, WorkerPresence, WorkerState, decode, encode,
-    limits::{PRESENCE_PERIOD, PRESENCE_TTL},
-};
+use protocol::{WorkerId, WorkerPresence, WorkerState, decode, encode, limits::PRESENCE_PERIOD};
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -151,13 +146,11 @@ async fn publish(bus: &Bus, subject: &str, now: &WorkerPresence) {
         Ok(bytes) => bytes.into(),
         Err(error) => return tracing::error!(%error, "presence has no bytes"),
     };
-    let mut headers = HeaderMap::new();
-    headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
     let publish = Publish {
         subject: subject.to_owned(),
         id: None,
         after: None,
-        headers,
+        headers: HeaderMap::new(),
         payload,
     };
     if let Err(error) = bus.publish_once(&publish).await {
@@ -171,12 +164,11 @@ async fn remove(bus: &Bus, subject: String) {
     }
 }
 
-/// The marker that removes the key runs out like the key itself: worker names are never used again.
+/// The marker that removes the key runs out like the key itself.
 fn removal(subject: String) -> Publish {
     let mut headers = HeaderMap::new();
     headers.insert("KV-Operation", "PURGE");
     headers.insert("Nats-Rollup", "sub");
-    headers.insert("Nats-TTL", format!("{}s", PRESENCE_TTL.as_secs()));
     Publish {
         subject,
         id: None,

@@ -99,10 +99,8 @@ pub struct ConsumerSpec {
 pub struct BucketSpec {
     /// Its name on the server.
     pub name: String,
-    /// Oldest entry; `None` where each entry carries its own time to live.
-    pub age_max: Option<Duration>,
-    /// How long the server keeps a marker for an entry that ran out, so that watchers hear of it.
-    pub marker_ttl: Option<Duration>,
+    /// Oldest entry.
+    pub age_max: Duration,
     /// Most bytes.
     pub bytes_max: i64,
     /// What a full one does.
@@ -236,7 +234,6 @@ impl Topology {
         let bucket = |name: &str, age_max, mib: i64| BucketSpec {
             name: prefix.name(name),
             age_max,
-            marker_ttl: None,
             bytes_max: mib * MIB,
             overflow: Overflow::Refuse,
             persist: PersistMode::Sync,
@@ -267,22 +264,25 @@ impl Topology {
             },
             ar_consumers: PriorityClass::ALL.map(of_class),
             denoise_consumer: consumer(prefix, "DN", "all", None, ack_wait),
-            jobs: bucket("jobs", Some(JOB_AGE_MAX), 1024),
+            jobs: bucket("jobs", JOB_AGE_MAX, 1024),
             // A life says who tried, and is no lock: an attempt that a killed broker forgets is one more try.
             outputs: BucketSpec {
                 persist: PersistMode::Async,
-                ..bucket("outputs", Some(JOB_AGE_MAX), 2048)
+                ..bucket("outputs", JOB_AGE_MAX, 2048)
             },
-            idempotency: bucket("idempotency", Some(2 * result_ttl), 512),
+            idempotency: bucket("idempotency", 2 * result_ttl, 512),
             priors: BucketSpec {
                 overflow: Overflow::DropOldest,
                 persist: PersistMode::Async,
-                ..bucket("priors", Some(result_ttl), PRIORS_MIB)
+                ..bucket("priors", result_ttl, PRIORS_MIB)
             },
+            // The age is the bucket's and no entry's own (`Nats-TTL`). A server that was killed makes its index anew from files that
+            // still have what newer entries took the place of, and only what it decides anew is gone again: too many under a name,
+            // too old for the bucket. Where the newest had gone by a time to live of its own, the one before it was back and stayed:
+            // a dead worker was on the list for ever (nats-server 2.15.1).
             workers: BucketSpec {
-                marker_ttl: Some(4 * PRESENCE_TTL),
                 persist: PersistMode::Async,
-                ..bucket("workers", None, 16)
+                ..bucket("workers", PRESENCE_TTL, 16)
             },
             replicas: said,
         }
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(topology.results.age_max, options.result_ttl);
         assert_eq!(
             topology.idempotency.age_max,
-            Some(job_time_max + options.result_ttl)
+            job_time_max + options.result_ttl
         );
     }
 }

@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use crate::secret::write_secret;
 
-/// The first version with per-message schedules and limit markers as `protocol::topology` uses them.
+/// The first version that writes a stream as `protocol::topology::PersistMode` says.
 pub(crate) const VERSION_MIN: (u32, u32) = (2, 12);
 /// `nats-server --version` answers in milliseconds.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);

@@ -25,8 +25,10 @@ impl fmt::Display for Difference {
 }
 
 /// Settings that do not belong to the topology: the server's own notes, and what an operator chooses per site.
-const STREAM_FIELDS_FREE: [&str; 7] = [
+const STREAM_FIELDS_FREE: [&str; 8] = [
     "metadata",
+    // The list of workers had it once, and the server takes it from no stream. Nothing of ours asks for it.
+    "allow_msg_ttl",
     "num_replicas",
     // Follows from the number of replicas.
     "persist_mode",

@@ -43,7 +43,6 @@ pub(crate) fn stream_config(spec: &StreamSpec) -> stream::Config {
 pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
     /// The server's default window, or the whole life of an entry where that is shorter.
     const WINDOW: Duration = Duration::from_secs(120);
-    let age_max = spec.age_max.unwrap_or_default();
     stream::Config {
         name: bucket_stream(&spec.name),
         subjects: vec![bucket_subject(&spec.name, ">")],
@@ -56,17 +55,11 @@ pub(crate) fn bucket_config(spec: &BucketSpec) -> stream::Config {
         max_messages: -1,
         max_bytes: spec.bytes_max,
         max_messages_per_subject: 1,
-        max_age: age_max,
-        duplicate_window: if age_max.is_zero() {
-            WINDOW
-        } else {
-            WINDOW.min(age_max)
-        },
+        max_age: spec.age_max,
+        duplicate_window: WINDOW.min(spec.age_max),
         allow_rollup: true,
         deny_delete: true,
         allow_direct: true,
-        allow_message_ttl: spec.marker_ttl.is_some(),
-        subject_delete_marker_ttl: spec.marker_ttl,
         persist_mode: match spec.persist {
             // The server has it for one copy only.
             PersistMode::Async if spec.replicas == 1 => Some(PersistenceMode::Async),

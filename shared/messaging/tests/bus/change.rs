@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test the panic is the report")]
 
-use std::{collections::BTreeSet, future::Future, net::SocketAddr};
+use std::{collections::BTreeSet, future::Future, net::SocketAddr, time::Duration};
 
 use async_nats::jetstream::stream;
-use messaging::{Bus, BusConfig, Change, Finding, State, Wanted};
+use messaging::{Bus, BusConfig, Change, Finding, ProvisionError, State, Wanted};
 use protocol::{
     Role,
+    limits::PRESENCE_TTL,
     topology::{Topology, TopologyOptions},
 };
 use tokio::sync::mpsc;
@@ -111,6 +112,47 @@ async fn a_change_that_is_refused_is_none() {
     let refused = site.bus.change(wanted, &mut changes).await;
     assert!(refused.is_err());
     assert_eq!(changes, []);
+}
+
+/// The list of workers as it was when each entry had its own time to live, with one that a killed broker has brought back, and whose
+/// time does not run.
+#[tokio::test]
+async fn a_list_of_workers_that_keeps_the_dead_can_be_changed_and_has_them_no_more() {
+    let site = Site::start().await;
+    let raw = site.raw().await;
+    let now = raw.get_stream("KV_t-workers").await.unwrap();
+    let old = stream::Config {
+        max_age: Duration::ZERO,
+        duplicate_window: Duration::from_secs(120),
+        allow_message_ttl: true,
+        subject_delete_marker_ttl: Some(4 * PRESENCE_TTL),
+        ..now.cached_info().config.clone()
+    };
+    raw.update_stream(old).await.unwrap();
+    let differing = site.bus.verify(&site.topology).await;
+    assert!(
+        matches!(&differing, Err(ProvisionError::Differs { name, .. }) if name == "stream KV_t-workers"),
+        "{differing:?}"
+    );
+    let list = raw.get_key_value("t-workers").await.unwrap();
+    list.put("dead", "was here".into()).await.unwrap();
+    assert_eq!(site.bus.processes_shown().await.unwrap(), 1);
+    until("nobody has shown himself for a while", async || {
+        site.bus.processes_shown().await.unwrap() == 0
+    })
+    .await;
+    assert_eq!(site.stored("KV_t-workers").await, 1);
+    let mut changes = Vec::new();
+    site.bus
+        .change(Wanted::default(), &mut changes)
+        .await
+        .unwrap();
+    assert_eq!(changes, done(&["stream KV_t-workers"]));
+    site.bus.verify(&site.topology).await.unwrap();
+    until("the dead are gone", async || {
+        site.stored("KV_t-workers").await == 0
+    })
+    .await;
 }
 
 fn copies(replicas: u8) -> Topology {

@@ -1,10 +1,10 @@
-use messaging::Presence;
+use messaging::{Bus, Presence};
 use protocol::{
     CurrentWork, Role, WorkerId, WorkerPresence, WorkerState,
     limits::{PRESENCE_PERIOD, PRESENCE_TTL},
     topology::Topology,
 };
-use tokio::time::Instant;
+use tokio::{runtime::Runtime, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::site::{Site, connect, output, prefix, until, within};
@@ -22,6 +22,36 @@ fn worker(worker: &WorkerId) -> WorkerPresence {
         health_address: None,
         held: Vec::new(),
         outputs_open: 0,
+    }
+}
+
+async fn names(bus: &Bus) -> Vec<WorkerId> {
+    let workers = bus.workers().await.expect("the broker answers");
+    workers.into_iter().map(|worker| worker.worker).collect()
+}
+
+/// A worker whose process can be killed: it has its threads for itself.
+struct Doomed {
+    runtime: Runtime,
+    /// Lives as long as it does.
+    kept: (Bus, Presence),
+}
+
+impl Doomed {
+    fn start(site: &Site, name: &WorkerId) -> Self {
+        let runtime = Runtime::new().expect("a process may have threads");
+        let kept = runtime.block_on(async {
+            let bus = connect(&site.broker, Role::Denoiser).await;
+            let (tracker, shutdown) = (TaskTracker::new(), CancellationToken::new());
+            let presence = Presence::start(&bus, worker(name), &tracker, shutdown);
+            (bus, presence)
+        });
+        Self { runtime, kept }
+    }
+
+    fn die(self) {
+        self.runtime.shutdown_background();
+        drop(self.kept);
     }
 }
 
@@ -61,35 +91,75 @@ async fn a_worker_appears_changes_and_leaves() {
 
 #[test]
 fn a_worker_that_dies_is_gone_after_its_time_to_live() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let doomed = tokio::runtime::Runtime::new().unwrap();
+    let runtime = Runtime::new().unwrap();
     let site = runtime.block_on(Site::start());
     let id = WorkerId::generate(Role::Denoiser);
     let alive = || async { site.bus.workers().await.unwrap() == [worker(&id)] };
-    let kept = doomed.block_on(async {
-        let bus = connect(&site.broker, Role::Denoiser).await;
-        let presence = Presence::start(
-            &bus,
-            worker(&id),
-            &TaskTracker::new(),
-            CancellationToken::new(),
-        );
-        (bus, presence)
-    });
+    let doomed = Doomed::start(&site, &id);
     runtime.block_on(async {
         until("it appears", alive).await;
         // It has been refreshed at least twice when it is older than its time to live.
         tokio::time::sleep(PRESENCE_TTL + PRESENCE_PERIOD / 2).await;
         assert!(alive().await, "it is refreshed");
     });
-    doomed.shutdown_background();
+    doomed.die();
     let since = Instant::now();
     runtime.block_on(until("it is gone", || async {
         site.bus.workers().await.unwrap().is_empty()
     }));
     println!("dead worker gone after {:?}", since.elapsed());
     assert!(since.elapsed() <= PRESENCE_TTL + PRESENCE_PERIOD / 2);
-    drop(kept);
+}
+
+/// A server that is killed makes its index anew from its files, where what it had removed still is: whoever had left or run out
+/// was on the list again, and its time to live did not run any more.
+#[test]
+fn who_is_gone_does_not_come_back_with_a_killed_broker() {
+    let runtime = Runtime::new().unwrap();
+    let mut site = runtime.block_on(Site::with(Topology::new(&prefix())));
+    let [leaves, dies, stays] = [(); 3].map(|()| WorkerId::generate(Role::Denoiser));
+    let doomed = Doomed::start(&site, &dies);
+    runtime.block_on(async {
+        let goodbye = CancellationToken::new();
+        let first = worker(&leaves);
+        let _presence = Presence::start(&site.bus, first, &site.tracker, goodbye.clone());
+        until("both appear", || async {
+            names(&site.bus).await.len() == 2
+        })
+        .await;
+        goodbye.cancel();
+        until("one leaves", || async {
+            names(&site.bus).await == [dies.clone()]
+        })
+        .await;
+    });
+    doomed.die();
+    // What a server has written of itself when it ends in order is where it starts from after it was killed.
+    site.broker.stop();
+    site.broker.start_again();
+    runtime.block_on(async {
+        until("nothing is stored of either", || async {
+            site.stored("KV_t-workers").await == 0
+        })
+        .await;
+        let first = worker(&stays);
+        let lives = CancellationToken::new();
+        let _presence = Presence::start(&site.bus, first, &site.tracker, lives);
+        until("one appears", || async {
+            names(&site.bus).await == [stays.clone()]
+        })
+        .await;
+        site.broker.kill();
+        site.broker.start_again();
+        let bus = connect(&site.broker, Role::Operator).await;
+        let listed = names(&bus).await;
+        let dead: Vec<_> = listed.iter().filter(|name| **name != stays).collect();
+        assert!(dead.is_empty(), "{dead:?} of {listed:?}");
+        until("it is on the list", || async {
+            names(&bus).await == [stays.clone()]
+        })
+        .await;
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -147,7 +147,7 @@ async fn services_accept_the_room_for_results_in_force_and_can_tell_what_is_left
     };
     let mut other = Topology::with(&prefix(), options);
     other.results.bytes_max = 20_000_000;
-    assert_eq!(other.priors.age_max, Some(options.result_ttl));
+    assert_eq!(other.priors.age_max, options.result_ttl);
     let site = Site::with(other).await;
     site.bus.verify(&Topology::new(&prefix())).await.unwrap();
     let empty = site.bus.results_store().await.unwrap().unwrap();
