@@ -42,12 +42,13 @@ const RUN_HERE: [&str; 5] = [
 const SHOWN: [&str; 5] = ["", "json", "text", "toml", "traceql"];
 
 /// Flags in the documents that are others', and clap's own.
-const FOREIGN: [&str; 8] = [
+const FOREIGN: [&str; 9] = [
     "--api-key",
     "--cuda-graph-max-bs",
     "--enable-deterministic-inference",
     "--help",
     "--max-queued-requests",
+    "--nkey",
     "--scale",
     "--script",
     "--test",
