@@ -133,10 +133,12 @@ fn report(findings: &[Finding]) -> Vec<String> {
                     field,
                     found,
                     wanted,
+                    knob,
                 } in differences
                 {
+                    let flag = knob.map(|knob| format!(" ({})", knob.flag()));
                     lines.push(format!("  - {field}: {found}"));
-                    lines.push(format!("  + {field}: {wanted}"));
+                    lines.push(format!("  + {field}: {wanted}{}", flag.unwrap_or_default()));
                 }
             }
         }
@@ -183,6 +185,8 @@ pub(crate) fn shown(urls: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use messaging::Knob;
+
     use super::*;
 
     #[test]
@@ -191,18 +195,25 @@ mod tests {
             name: name.to_owned(),
             state,
         };
-        let difference = Difference {
-            field: "max_msgs".to_owned(),
-            wanted: "20000".to_owned(),
-            found: "7".to_owned(),
+        let difference = |field: &str, wanted: &str, found: &str, knob| Difference {
+            field: field.to_owned(),
+            wanted: wanted.to_owned(),
+            found: found.to_owned(),
+            knob,
         };
+        let differences = vec![
+            difference("max_age", "2 h", "4 h", Some(Knob::ResultTtl)),
+            difference("max_msgs", "20000", "7", None),
+        ];
         let findings = [
-            finding("stream fresco-AR", State::Differs(vec![difference])),
+            finding("stream fresco-AR", State::Differs(differences)),
             finding("bucket fresco-jobs", State::Missing),
             finding("consumer fresco-DN/all", State::AsWanted),
         ];
         let lines = [
             "stream fresco-AR differs:",
+            "  - max_age: 4 h",
+            "  + max_age: 2 h (--result-ttl-s)",
             "  - max_msgs: 7",
             "  + max_msgs: 20000",
             "bucket fresco-jobs is missing",
