@@ -164,6 +164,7 @@ async fn connect_as(args: &BusArgs, inbox: &str) -> Result<Bus, Failure> {
 
 async fn connect_with(args: &BusArgs, config: BusConfig) -> Result<Bus, Failure> {
     let config = config.with_access(access(args));
+    let role = config.inbox.clone();
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;
@@ -174,7 +175,14 @@ async fn connect_with(args: &BusArgs, config: BusConfig) -> Result<Bus, Failure>
             shown(&args.nats_urls)
         ))
     })?;
-    Ok(bus)
+    // Where answers come to is a role's own, and refused to the others at their first request, whatever it asks for.
+    tokio::select! {
+        biased;
+        refusal = bus.refused() => Err(Failure::Unusable(format!(
+            "--nats-credentials has to be {role}.nk: with another one the message broker says {refusal:?}"
+        ))),
+        _ = bus.processes_shown() => Ok(bus),
+    }
 }
 
 /// Broker URLs for people: without credentials.
