@@ -319,7 +319,7 @@ def tracing():
               traceql(of_tenant + ' && ({ name = "process denoise" } >> { name = "denoise" && duration > $longer })'),
               kind="table", width=12),
         heatmap("Jobs by duration", "Of jobs that got their pictures. A point opens the trace of one.", "s",
-                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", width=12),
+                f"sum by (le) (rate(fresco_job_duration_seconds_bucket{DONE}{INTERVAL}))", must=True, width=12),
     ]
     one = [
         panel("Trace", "The trace whose id stands above; a click on its bars leads to its log lines and to metrics of its time.",

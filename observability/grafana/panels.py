@@ -1,7 +1,8 @@
 """The parts that dashboards are made of. Standard library only.
 
 A panel says what it shows and in which unit; where it lies follows from the order. `must` marks what has to move in
-every healthy deployment with work: the scenario test fails when such a panel is empty, not a number or constant.
+every healthy deployment with work: the scenario test fails when a query of such a panel is constant, as it does when one of
+any panel is empty or not a number. What cannot be otherwise there is listed in the test.
 """
 
 import re

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod commands;
+mod faults;
 mod measured;
 mod reference;
 mod site;

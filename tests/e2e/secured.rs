@@ -106,6 +106,32 @@ fn address(file: &Path) -> Option<String> {
         .filter(|address| !address.is_empty())
 }
 
+#[test]
+fn a_command_with_the_key_of_another_role_names_the_one_that_it_needs() {
+    let secrets = Secrets::make();
+    let broker = secrets.single();
+    let file = |name: &str| secrets.folder().join(name);
+    for (command, key, needed) in [
+        ("nats change", "operator", "admin.nk"),
+        ("nats check", "admin", "operator.nk"),
+        ("nats init", "gateway", "operator.nk"),
+        ("workers", "watcher", "operator.nk"),
+    ] {
+        let output = Command::new(binary("fresco"))
+            .args(command.split(' '))
+            .args(["--nats-url", &broker.url()])
+            .arg("--nats-credentials")
+            .arg(file(&format!("{key}.nk")))
+            .arg("--nats-ca")
+            .arg(file("ca.pem"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains(needed), "{command}: {said}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deployment_works_on_a_cluster_with_tls_and_a_credential_a_role() {
     let mut site = Site::start();

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    api::Api,
+    api::{Api, IN_BACKGROUND},
     fleet::{Fleet, until},
     otlp::{Collector, Tree, hex},
     process::Process,
@@ -188,6 +188,15 @@ async fn trouble(fleet: &mut Fleet, prometheus: &Prometheus) {
         fault: Fault::Fail,
     }]);
     let poisoned = api.submit(&urgent(1, "poison")).await;
+    // One that is sent once more under its key.
+    for _ in 0..2 {
+        let key = [("idempotency-key", "once more"), IN_BACKGROUND];
+        let answer = api.generate(&urgent(4, "a twin"), &key).await;
+        assert_eq!(
+            answer.expect("a gateway answers").status,
+            StatusCode::ACCEPTED
+        );
+    }
     // One that is cancelled while it is painted, and one that runs out of time.
     let mut long = urgent(2, "a long one");
     long["num_inference_steps"] = json!(100);

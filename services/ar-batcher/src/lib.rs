@@ -108,6 +108,7 @@ impl Args {
     pub fn checked(self) -> Result<Self, clap::Error> {
         if self.engine != Engine::Replay {
             self.replay.refuse::<Self>()?;
+            self.model.require::<Self>()?;
         }
         if self.engine != Engine::Srt && !self.srt.srt_urls.is_empty() {
             let text = "--srt-url can only be used with --engine srt";

@@ -74,6 +74,7 @@ impl Args {
     pub fn checked(self) -> Result<Self, clap::Error> {
         if self.engine != Engine::Replay {
             self.replay.refuse::<Self>()?;
+            self.model.require::<Self>()?;
         }
         Ok(self)
     }

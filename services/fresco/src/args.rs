@@ -13,7 +13,7 @@ use clap::{
     error::ErrorKind,
 };
 use protocol::{ImageSize, PriorId, PriorityClass, limits::OUTPUTS_PER_JOB_MAX};
-use service::{BusArgs, LogFormat};
+use service::{BusArgs, LogFormat, require_model};
 
 pub use self::api_key::{ApiKey, ApiKeyError};
 pub use self::bench::{BenchCommand, BenchReportArgs, BenchRunArgs, LoadArgs, PlanArgs};
@@ -268,6 +268,9 @@ impl Cli {
             && up.engine != Engine::Replay
         {
             up.replay.refuse::<Self>()?;
+            if up.fleet.is_none() {
+                require_model::<Self>(up.model.as_ref())?;
+            }
         }
         if let Command::Up(up) = &self.command
             && up.engine != Engine::Srt

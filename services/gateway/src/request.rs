@@ -9,7 +9,7 @@ use std::{fmt, time::Duration};
 use protocol::{
     DenoiseParameters, ErrorCode, ImageFormat, ImageSize, OutputIndex, ParameterError, PriorId,
     PriorityClass, Seed,
-    limits::{OUTPUTS_PER_JOB_MAX, PROMPT_BYTES_MAX, PROMPT_RESERVED_TEXTS, SEED_MAX},
+    limits::{OUTPUTS_PER_JOB_MAX, PROMPT_BYTES_MAX, PROMPT_RESERVED_TEXTS, SEED_MAX, STEPS_MAX},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -274,11 +274,8 @@ impl<'a> Fields<'a> {
     }
 
     fn denoise(&self) -> Result<DenoiseParameters, ApiError> {
-        let steps: Option<u64> = read(
-            self.num_inference_steps,
-            "num_inference_steps",
-            "a whole number",
-        )?;
+        let expected = format!("a whole number from 1 to {STEPS_MAX}");
+        let steps: Option<u64> = read(self.num_inference_steps, "num_inference_steps", &expected)?;
         let steps = steps.map_or(Ok(DenoiseParameters::STEPS_DEFAULT), |steps| {
             u16::try_from(steps)
                 .map_err(|_| of_parameter(&ParameterError::Steps, "num_inference_steps"))

@@ -123,6 +123,19 @@ fn a_bad_field_is_refused_by_its_name() {
 }
 
 #[test]
+fn bad_steps_are_told_how_many_there_may_be() {
+    for value in ["0", "1001", "-1", "50.5", r#""50""#, "65537"] {
+        let body = format!(r#"{{"prompt":"p","num_inference_steps":{value}}}"#);
+        let error = ImageRequest::parse(body.as_bytes(), TIMEOUT_MAX).expect_err("refused");
+        let told = &error.error().text;
+        assert!(
+            told.ends_with("a whole number from 1 to 1000"),
+            "{value}: {told}"
+        );
+    }
+}
+
+#[test]
 fn a_bad_prompt_is_refused_by_its_name() {
     let long = format!(r#""{}""#, "p".repeat(PROMPT_BYTES_MAX + 1));
     let values = [

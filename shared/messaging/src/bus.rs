@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::{
     access::Access,
-    connection::{self, Connection, ConnectionName},
+    connection::{self, Connection, ConnectionName, Notes},
     error::{BusError, Source},
     server::{Server, Servers},
     trace,
@@ -75,6 +75,7 @@ struct Shared {
     /// Only the names are read from it: limits and deadlines in force are the broker's.
     topology: Topology,
     connection: watch::Receiver<Connection>,
+    refusals: watch::Receiver<Option<String>>,
     servers: Servers,
 }
 
@@ -94,7 +95,9 @@ impl Bus {
         };
         let inbox = format!("_INBOX_{}_{}", config.prefix, config.inbox);
         let (state, connection) = watch::channel(Connection::default());
-        let options = connection::options(&name.to_string(), &inbox, state);
+        let (refusal, refusals) = watch::channel(None);
+        let notes = Notes { state, refusal };
+        let options = connection::options(&name.to_string(), &inbox, notes);
         let (options, addresses) = config.access.apply(options, &config.urls)?;
         let client = options
             .connect(addresses.as_slice())
@@ -106,6 +109,7 @@ impl Bus {
             prefix: config.prefix.clone(),
             topology,
             connection,
+            refusals,
             servers: Servers::new(&addresses),
         };
         Ok(Self {
@@ -137,6 +141,15 @@ impl Bus {
             .wait_for(|now| now.up)
             .await
             .expect("the connection's state outlives the bus");
+    }
+
+    /// Returns once the broker has said of something that this credential may not do it, with its words: what was tried only
+    /// times out.
+    pub async fn refused(&self) -> String {
+        let mut refusals = self.shared.refusals.clone();
+        let refusal = refusals.wait_for(Option::is_some).await;
+        let refusal = refusal.expect("the client, which this bus holds, notes them");
+        refusal.clone().expect("waited for")
     }
 
     /// Tells who listens how far an output is. Best effort: a lost one is superseded by the next.

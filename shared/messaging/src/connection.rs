@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
-use async_nats::{ConnectOptions, Event};
+use async_nats::{ConnectOptions, Event, ServerError};
 use protocol::{Prefix, WorkerId};
 use tokio::sync::watch;
 
@@ -68,9 +68,20 @@ fn reconnect_delay(attempt: usize) -> Duration {
         .min(RECONNECT_DELAY_MAX)
 }
 
+/// Where it is noted what becomes of a connection.
+pub(crate) struct Notes {
+    /// Whether it is there.
+    pub(crate) state: watch::Sender<Connection>,
+    /// What the broker said last of something that the credential may not do.
+    pub(crate) refusal: watch::Sender<Option<String>>,
+}
+
+/// How the broker begins to say that a credential may not do something. Its client has no kind for it.
+const REFUSAL: &str = "permissions violation";
+
 /// The options under which no message was lost in any of the measured failures.
-pub(crate) fn options(name: &str, inbox: &str, state: watch::Sender<Connection>) -> ConnectOptions {
-    let state = Arc::new(state);
+pub(crate) fn options(name: &str, inbox: &str, notes: Notes) -> ConnectOptions {
+    let notes = Arc::new(notes);
     ConnectOptions::new()
         .name(name)
         // Own inboxes per role: permissions can then keep one role from reading another's replies.
@@ -81,8 +92,8 @@ pub(crate) fn options(name: &str, inbox: &str, state: watch::Sender<Connection>)
         .connection_timeout(CONNECT_TIMEOUT)
         .reconnect_delay_callback(reconnect_delay)
         .event_callback(move |event| {
-            let state = Arc::clone(&state);
-            async move { note(&state, &event) }
+            let notes = Arc::clone(&notes);
+            async move { note(&notes, &event) }
         })
 }
 
@@ -108,10 +119,10 @@ fn split(url: &str) -> (String, Option<Credentials>) {
     (format!("{scheme}{host}"), Some(credentials))
 }
 
-fn note(state: &watch::Sender<Connection>, event: &Event) {
+fn note(notes: &Notes, event: &Event) {
     match event {
         Event::Connected => {
-            state.send_modify(|now| {
+            notes.state.send_modify(|now| {
                 *now = Connection {
                     up: true,
                     epoch: now.epoch + 1,
@@ -120,11 +131,18 @@ fn note(state: &watch::Sender<Connection>, event: &Event) {
             tracing::info!("connected to the message broker");
         }
         Event::Disconnected | Event::Closed => {
-            state.send_modify(|now| now.up = false);
+            notes.state.send_modify(|now| now.up = false);
             tracing::warn!(%event, "no connection to the message broker");
         }
         // A missing permission shows nowhere else: the call itself only times out.
-        Event::ServerError(error) => tracing::error!(%error, "message broker reports an error"),
+        Event::ServerError(error) => {
+            tracing::error!(%error, "message broker reports an error");
+            if let ServerError::Other(text) = error
+                && text.to_lowercase().starts_with(REFUSAL)
+            {
+                notes.refusal.send_replace(Some(text.clone()));
+            }
+        }
         Event::SlowConsumer(_) => {
             tracing::error!(%event, "messages were dropped: this process reads too slowly")
         }

@@ -8,7 +8,6 @@ use protocol::{
     Prefix,
     topology::{Topology, TopologyOptions},
 };
-use serde::Serialize;
 
 use crate::{
     bus::Bus,
@@ -91,7 +90,7 @@ impl Bus {
                     if wanted.ack_wait.is_none() {
                         config.ack_wait = found.ack_wait;
                     }
-                    compare(&config, &found, &CONSUMER_FIELDS_FREE)
+                    State::from(differences_of(&config, &found, &CONSUMER_FIELDS_FREE))
                 }
             };
             findings.push(Finding { name, state });
@@ -114,8 +113,10 @@ impl Bus {
             });
         };
         let found = info.config;
-        let config = as_far_as_wanted(config, &found, topology, wanted);
-        let state = compare(&config, &found, &free_of(wanted));
+        let room = room_of(&config, topology, wanted);
+        let config = room.fitted(config, &found);
+        let differences = differences_of(&config, &found, &free_of(wanted));
+        let state = State::from(room.told(differences));
         Ok(Finding { name, state })
     }
 }
@@ -138,20 +139,19 @@ pub(crate) fn as_far_as_wanted(
     topology: &Topology,
     wanted: Wanted,
 ) -> stream::Config {
-    // As it is for services, unless somebody asks for an age.
-    let room = match kept_as_results(topology).contains(&config.name) {
+    room_of(&config, topology, wanted).fitted(config, found)
+}
+
+/// As it is for services, unless somebody asks for an age.
+fn room_of(config: &stream::Config, topology: &Topology, wanted: Wanted) -> Room {
+    match kept_as_results(topology).contains(&config.name) {
         false => Room::Fixed,
         true if wanted.result_ttl.is_some() => Room::OwnSize,
         true => Room::Own,
-    };
-    room.fitted(config, found)
+    }
 }
 
 /// The settings of a stream that are not compared.
 pub(crate) fn free_of(wanted: Wanted) -> Vec<&'static str> {
     stream_fields_free(Copies::of(wanted.replicas))
-}
-
-fn compare(wanted: &impl Serialize, found: &impl Serialize, free: &[&str]) -> State {
-    State::from(differences_of(wanted, found, free))
 }

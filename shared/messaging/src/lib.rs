@@ -82,7 +82,7 @@ pub use lives::KnownLife;
 pub use measures::{Measures, QueueMeasure, StreamMeasure};
 pub use membership::{Joining, Membership};
 pub use presence::Presence;
-pub use provision::{Difference, ProvisionError};
+pub use provision::{Difference, Knob, ProvisionError};
 pub use publish::Fence;
 pub use pull::HELD_MAX;
 pub use queues::{QueueDepth, Queues, ResultsStore};

@@ -20,11 +20,11 @@ use protocol::{
     limits::PAYLOAD_BYTES_MAX,
     topology::{ConsumerSpec, Topology},
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-pub use self::compare::Difference;
 use self::compare::json;
+pub use self::compare::{Difference, Knob};
 pub(crate) use self::{
     compare::{CONSUMER_FIELDS_FREE, differences_of, stream_fields_free},
     config::{bucket_config, consumer_config, stream_config},
@@ -156,6 +156,7 @@ impl Bus {
             field: "max_payload".into(),
             wanted: PAYLOAD_BYTES_MAX.to_string(),
             found: found.to_string(),
+            knob: None,
         })
     }
 
@@ -186,7 +187,8 @@ impl Bus {
             }
         };
         let wanted = rule.room.fitted(wanted, &found);
-        refuse_difference(name, &wanted, &found, &rule.free())?;
+        let differences = differences_of(&wanted, &found, &rule.free());
+        refuse(name, rule.room.told(differences))?;
         Ok(how)
     }
 
@@ -220,7 +222,7 @@ impl Bus {
         if policy == Policy::Report {
             wanted.ack_wait = found.ack_wait;
         }
-        refuse_difference(name, &wanted, &found, &CONSUMER_FIELDS_FREE)?;
+        refuse(name, differences_of(&wanted, &found, &CONSUMER_FIELDS_FREE))?;
         Ok(how)
     }
 
@@ -287,13 +289,7 @@ fn read_answer<T: for<'de> Deserialize<'de>>(
     }
 }
 
-fn refuse_difference(
-    name: String,
-    wanted: &impl Serialize,
-    found: &impl Serialize,
-    free: &[&str],
-) -> Result<(), ProvisionError> {
-    let differences = differences_of(wanted, found, free);
+fn refuse(name: String, differences: Vec<Difference>) -> Result<(), ProvisionError> {
     if differences.is_empty() {
         Ok(())
     } else {

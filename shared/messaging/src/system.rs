@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     access::Access,
-    connection::{self, Connection, ConnectionName},
+    connection::{self, Connection, ConnectionName, Notes},
     error::BusError,
 };
 
@@ -72,7 +72,12 @@ impl SystemWatch {
             worker: WorkerId::generate(Role::Operator),
         };
         let (state, connection) = watch::channel(Connection::default());
-        let options = connection::options(&name.to_string(), "_INBOX_system", state);
+        let notes = Notes {
+            state,
+            // Its subscriptions are all it does: `Watching` tells whether they are there.
+            refusal: watch::Sender::new(None),
+        };
+        let options = connection::options(&name.to_string(), "_INBOX_system", notes);
         let (options, addresses) = access.apply(options, urls)?;
         let client = options
             .connect(addresses.as_slice())

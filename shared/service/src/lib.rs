@@ -30,7 +30,7 @@ pub use args::{
 };
 pub use device_thread::{DeviceThread, DeviceThreadDied};
 pub use health::{Health, Upstream};
-pub use model_args::ModelArgs;
+pub use model_args::{ModelArgs, require_model};
 pub use replay_args::ReplayArgs;
 pub use shutdown::{Hangup, IMPATIENT_AFTER, Shutdown};
 pub use trace_args::{OtlpEndpoint, OtlpProtocol, TraceArgs};

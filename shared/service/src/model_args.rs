@@ -3,16 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::{CommandFactory, error::ErrorKind};
+
 /// Which model, and where it runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ModelArgs {
     /// Checkpoint folder in the layout of zai-org/GLM-Image
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present_any = ["check_model", "times"],
-        conflicts_with = "times"
-    )]
+    #[arg(long, value_name = "DIR", conflicts_with = "times")]
     pub model: Option<PathBuf>,
 
     /// Check keys and shapes of a checkpoint, print parameters and bytes of each part, and exit
@@ -48,15 +45,32 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The checkpoint to run or check; clap has seen to it that there is one.
+    /// The checkpoint to run or check; [`ModelArgs::require`] has seen to it that there is one.
     pub fn folder(&self) -> &Path {
         let folder = self.model.as_deref().or(self.check_model.as_deref());
-        folder.expect("clap requires --model or --check-model")
+        folder.expect("--model or --check-model is required")
+    }
+
+    /// For the engines of the command `A` that run a model.
+    pub fn require<A: CommandFactory>(&self) -> Result<(), clap::Error> {
+        require_model::<A>(self.model.as_ref().or(self.check_model.as_ref()))
     }
 
     /// What others are told of the device that the engine calls `own`.
     pub fn device_told(&self, own: &str) -> String {
         self.device_label.clone().unwrap_or_else(|| own.to_owned())
+    }
+}
+
+/// An error where there is no `model` for a command `A` that runs one. Not clap's to see: it can tie a flag to another one's
+/// absence, not to the absence of one of its values, and would ask whoever replays for a model besides the times.
+pub fn require_model<A: CommandFactory>(model: Option<&PathBuf>) -> Result<(), clap::Error> {
+    match model {
+        Some(_) => Ok(()),
+        None => Err(A::command().error(
+            ErrorKind::MissingRequiredArgument,
+            "the following required arguments were not provided:\n  --model <DIR>",
+        )),
     }
 }
 

@@ -77,14 +77,33 @@ mod tests {
     }
 
     fn parsed(flags: &str) -> Result<Args, ErrorKind> {
+        checked(flags).map_err(|error| error.kind())
+    }
+
+    fn checked(flags: &str) -> Result<Args, clap::Error> {
         let flags = std::iter::once("worker").chain(flags.split_whitespace());
-        let parsed = Args::try_parse_from(flags).and_then(|args| {
-            if args.engine == Engine::Native {
-                args.replay.refuse::<Args>()?;
-            }
-            Ok(args)
-        });
-        parsed.map_err(|error| error.kind())
+        let args = Args::try_parse_from(flags)?;
+        if args.engine == Engine::Native {
+            args.replay.refuse::<Args>()?;
+            args.model.require::<Args>()?;
+        }
+        Ok(args)
+    }
+
+    #[test]
+    fn an_engine_asks_for_what_it_takes_and_no_other_does() {
+        for (flags, asked, other) in [
+            ("--engine replay", "--times <FILE>", "--model"),
+            ("--engine native", "--model <DIR>", "--times"),
+            ("", "--model <DIR>", "--times"),
+        ] {
+            let error = checked(flags).expect_err("incomplete").to_string();
+            let (what, _usage) = error.split_once("Usage").expect("clap shows the usage");
+            assert!(
+                what.contains(asked) && !what.contains(other),
+                "{flags}: {error}"
+            );
+        }
     }
 
     #[test]

@@ -41,12 +41,7 @@ pub struct UpArgs {
     pub engine: Engine,
 
     /// Folder of the model, in the layout of zai-org/GLM-Image
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present_any = ["times", "fleet"],
-        conflicts_with = "times"
-    )]
+    #[arg(long, value_name = "DIR", conflicts_with = "times")]
     pub model: Option<PathBuf>,
 
     /// SRT server that `--engine srt` writes with; repeat it for several

@@ -133,10 +133,12 @@ fn report(findings: &[Finding]) -> Vec<String> {
                     field,
                     found,
                     wanted,
+                    knob,
                 } in differences
                 {
+                    let flag = knob.map(|knob| format!(" ({})", knob.flag()));
                     lines.push(format!("  - {field}: {found}"));
-                    lines.push(format!("  + {field}: {wanted}"));
+                    lines.push(format!("  + {field}: {wanted}{}", flag.unwrap_or_default()));
                 }
             }
         }
@@ -162,6 +164,7 @@ async fn connect_as(args: &BusArgs, inbox: &str) -> Result<Bus, Failure> {
 
 async fn connect_with(args: &BusArgs, config: BusConfig) -> Result<Bus, Failure> {
     let config = config.with_access(access(args));
+    let role = config.inbox.clone();
     let bus = Bus::connect(&config)
         .await
         .map_err(|error| Failure::unusable(&error))?;
@@ -172,7 +175,14 @@ async fn connect_with(args: &BusArgs, config: BusConfig) -> Result<Bus, Failure>
             shown(&args.nats_urls)
         ))
     })?;
-    Ok(bus)
+    // Where answers come to is a role's own, and refused to the others at their first request, whatever it asks for.
+    tokio::select! {
+        biased;
+        refusal = bus.refused() => Err(Failure::Unusable(format!(
+            "--nats-credentials has to be {role}.nk: with another one the message broker says {refusal:?}"
+        ))),
+        _ = bus.processes_shown() => Ok(bus),
+    }
 }
 
 /// Broker URLs for people: without credentials.
@@ -183,6 +193,8 @@ pub(crate) fn shown(urls: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use messaging::Knob;
+
     use super::*;
 
     #[test]
@@ -191,18 +203,25 @@ mod tests {
             name: name.to_owned(),
             state,
         };
-        let difference = Difference {
-            field: "max_msgs".to_owned(),
-            wanted: "20000".to_owned(),
-            found: "7".to_owned(),
+        let difference = |field: &str, wanted: &str, found: &str, knob| Difference {
+            field: field.to_owned(),
+            wanted: wanted.to_owned(),
+            found: found.to_owned(),
+            knob,
         };
+        let differences = vec![
+            difference("max_age", "2 h", "4 h", Some(Knob::ResultTtl)),
+            difference("max_msgs", "20000", "7", None),
+        ];
         let findings = [
-            finding("stream fresco-AR", State::Differs(vec![difference])),
+            finding("stream fresco-AR", State::Differs(differences)),
             finding("bucket fresco-jobs", State::Missing),
             finding("consumer fresco-DN/all", State::AsWanted),
         ];
         let lines = [
             "stream fresco-AR differs:",
+            "  - max_age: 4 h",
+            "  + max_age: 2 h (--result-ttl-s)",
             "  - max_msgs: 7",
             "  + max_msgs: 20000",
             "bucket fresco-jobs is missing",

@@ -85,6 +85,7 @@ mod tests {
             field: "max_age".to_owned(),
             wanted: "1".to_owned(),
             found: "2".to_owned(),
+            knob: None,
         };
         let (name, differences) = (name.to_owned(), vec![difference]);
         Upkeep {

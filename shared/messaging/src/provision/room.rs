@@ -3,7 +3,7 @@
 use async_nats::jetstream::stream;
 use protocol::topology::Topology;
 
-use super::compare::stream_fields_free;
+use super::compare::{Difference, Knob, stream_fields_free};
 use crate::bus::bucket_stream;
 
 /// What to do about something missing.
@@ -99,5 +99,17 @@ impl Room {
                 ..sized
             },
         }
+    }
+
+    /// The differences of such a stream, with what its ages follow from.
+    pub(crate) fn told(self, mut differences: Vec<Difference>) -> Vec<Difference> {
+        let ages = ["duplicate_window", "max_age"];
+        let ages = differences
+            .iter_mut()
+            .filter(|it| ages.contains(&it.field.as_str()));
+        for age in ages.filter(|_| self != Self::Fixed) {
+            age.knob = Some(Knob::ResultTtl);
+        }
+        differences
     }
 }

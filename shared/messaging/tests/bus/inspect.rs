@@ -108,6 +108,13 @@ async fn what_an_operator_may_choose_is_a_difference_only_when_it_was_asked_for(
         let found: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(found, names, "{wanted:?}");
     }
+    let shorter = Wanted {
+        result_ttl: Some(Duration::from_secs(60)),
+        ..as_it_is
+    };
+    let (_, told) = faults(&site.bus.inspect(shorter).await.unwrap()).swap_remove(0);
+    let age = "max_age is 90 s, not 1 min (--result-ttl-s, or broker.result_ttl_s of a fleet file)";
+    assert!(told.contains(&age.to_owned()), "{told:?}");
 }
 
 #[tokio::test]
