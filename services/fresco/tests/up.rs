@@ -535,6 +535,47 @@ async fn a_hung_child_is_ended_and_started_again() {
     assert!(said(&end(up).await).contains("hangs"));
 }
 
+/// Of `data`'s broker: how often it was asked whether it is well.
+async fn broker_asked(site: &Site) -> Option<u64> {
+    let port = fs::read_to_string(site.path("data/nats.monitor.port")).ok()?;
+    let varz = reqwest::get(format!("http://127.0.0.1:{port}/varz")).await;
+    let varz: serde_json::Value = varz.ok()?.json().await.ok()?;
+    varz["http_req_stats"]["/healthz"].as_u64()
+}
+
+#[tokio::test]
+async fn a_hung_broker_is_ended_and_started_again() {
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    let broker = holders(&site.path("data/children.lock"));
+    let is_broker = |process: &Pid| {
+        let command = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains("nats.conf")
+    };
+    let broker = broker.into_iter().find(is_broker).expect("it runs");
+    // The workers are there: whatever is asked from now on is answered with yes.
+    let asked = broker_asked(&site).await.unwrap_or_default();
+    worker::until("it has said that it is well", || async {
+        (broker_asked(&site).await? > asked + 2).then_some(())
+    })
+    .await;
+    kill(broker, Signal::SIGSTOP).expect("it runs");
+    let frozen = Instant::now();
+    worker::until("it is gone", || async { gone(&broker).then_some(()) }).await;
+    println!("hung, and ended after {:?}", frozen.elapsed());
+    assert!(
+        frozen.elapsed() > Duration::from_secs(4),
+        "{:?}",
+        frozen.elapsed()
+    );
+    worker::until("both wait again", || async {
+        (bus.queues().await.ok()?.denoise.idle == 2).then_some(())
+    })
+    .await;
+    signal(&up, Signal::SIGTERM);
+    assert!(said(&end(up).await).contains("nats-server hangs"));
+}
+
 #[tokio::test]
 async fn streams_stay_in_the_global_account_beside_the_system_account() {
     // Where a server without accounts, of an older version, had them.

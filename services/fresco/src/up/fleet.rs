@@ -18,6 +18,9 @@ use crate::args::{Engine, UpArgs};
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
 const GRACE_S: u64 = 3;
 
+/// What the broker is called.
+pub(crate) const BROKER: &str = "nats-server";
+
 /// What the gateway is called.
 pub(crate) const GATEWAY: &str = "gateway";
 
@@ -47,7 +50,7 @@ pub(crate) struct GatewayPlace {
 pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
     let arguments = vec!["--config".into(), config.into()];
     ChildSpec {
-        name: "nats-server".to_owned(),
+        name: BROKER.to_owned(),
         layer: Layer::Broker,
         program,
         arguments,
