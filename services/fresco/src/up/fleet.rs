@@ -27,6 +27,9 @@ pub(crate) const GATEWAY: &str = "gateway";
 /// What the AR-batcher is called.
 pub(crate) const AR_BATCHER: &str = "ar-batcher";
 
+/// What a denoiser is called, as a role.
+pub(crate) const DENOISER: &str = "denoiser";
+
 /// The services' common surroundings.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
@@ -116,7 +119,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     let batcher = site.ar_batcher.as_ref();
     let batcher = batcher.map(|pinned| service(pinned, AR_BATCHER, batcher_flags(args, &engine)));
     let denoisers = site.denoisers.iter();
-    let denoisers = denoisers.map(|pinned| service(pinned, "denoiser", engine.clone()));
+    let denoisers = denoisers.map(|pinned| service(pinned, DENOISER, engine.clone()));
     let servers = site.servers.iter().map(server);
     servers
         .chain(gateway)

@@ -10,6 +10,7 @@ mod fleet;
 mod folder;
 mod loaded;
 mod log;
+mod named;
 mod nats_server;
 mod outside;
 mod prepared;
@@ -68,6 +69,7 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
             (args, site)
         }
     };
+    named::check(&args, &site)?;
     let prepared = Prepared::new(&args, &site).await?;
     let (roster, members) = watch::channel(roster::of(&prepared.children));
     let (deaths, died) = mpsc::channel(prepared.children.len());

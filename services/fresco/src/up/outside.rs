@@ -14,7 +14,7 @@ use service::exit::Failure;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    cannot_write,
+    cannot_write, named,
     ready::{self, Probe},
     roster::Member,
     servers::Up,
@@ -69,8 +69,9 @@ impl Outside {
                 .is_err()
         {
             let urls = shown(&self.args.nats_urls);
+            let written = named::written(&self.args, "--nats-url", "broker.urls");
             return Err(Failure::Unusable(format!(
-                "--nats-url {urls}: no NATS server answers there that we believe and that lets us in"
+                "{written} {urls}: no NATS server answers there that we believe and that lets us in"
             )));
         }
         let topology = Topology::with(&self.args.prefix, self.args.times.options(self.replicas));

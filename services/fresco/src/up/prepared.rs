@@ -40,12 +40,6 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     pub(crate) async fn new(args: &UpArgs, site: &Site) -> Result<Self, Failure> {
-        if let Some(model) = &args.model
-            && !model.is_dir()
-        {
-            let text = format!("--model {}: no such folder", model.display());
-            return Err(Failure::Unusable(text));
-        }
         let fresco = std::env::current_exe().map_err(|error| Failure::failed(&error))?;
         let programs = match &args.bin_dir {
             Some(folder) => folder.clone(),

@@ -37,6 +37,12 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
         return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
     }
+    if file.broker.urls.is_empty() && file.broker.replicas.is_some_and(|copies| copies > 1) {
+        return Err(
+            "`broker.replicas` needs as many servers: without `broker.urls` there is one"
+                .to_owned(),
+        );
+    }
     check_numbers(file)
 }
 
