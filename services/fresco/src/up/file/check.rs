@@ -83,7 +83,9 @@ fn check_tables(file: &FleetFile) -> Result<(), String> {
 fn check_devices(file: &FleetFile) -> Result<(), String> {
     if file.loads_a_model() && file.pin.is_none() {
         return Err(
-            "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
+            "`pin` is missing: it says how a worker is kept to its device, such as variable = \"CUDA_VISIBLE_DEVICES\", \
+             device = \"cuda:0\"; on a machine with a CPU alone, device = \"cpu\" with the same variable"
+                .to_owned(),
         );
     }
     let ar = file.ar.as_ref().map(|ar| ar.devices.len());
