@@ -123,6 +123,9 @@ fn check_addresses(file: &FleetFile) -> Result<(), String> {
     if urls.is_empty() && (credentials.is_some() || ca.is_some()) {
         return Err("`broker.credentials` and `broker.ca` go with `broker.urls`".to_owned());
     }
+    if urls.iter().any(String::is_empty) {
+        return Err("`broker.urls` has an empty one".to_owned());
+    }
     // They would be in command lines and units, which everybody on the machine can read.
     if urls.iter().any(|url| url.contains('@')) {
         return Err("`broker.urls` has credentials: `broker.credentials` takes files".to_owned());
