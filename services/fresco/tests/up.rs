@@ -74,9 +74,11 @@ impl Site {
         up.spawn().expect("fresco is built")
     }
 
-    /// With a fleet's file.
+    /// With a fleet's file, and one of times beside it.
     fn up_fleet(&self, text: &str) -> Child {
         let file = self.path("fleet.toml");
+        let times = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../infra/times/ascend.json");
+        fs::copy(times, self.path("times.json")).expect("a writable folder");
         fs::write(&file, text).expect("a writable folder");
         let mut up = self.command(&[]);
         up.arg("--fleet").arg(file);
@@ -310,7 +312,7 @@ async fn a_service_that_cannot_work_ends_the_start_with_its_words() {
 /// A fleet on two devices, of which the first cannot be used.
 const ONE_BROKEN: &str = r#"
 engine = "replay"
-times = "none"
+times = "times.json"
 [pin]
 variable = "FRESCO_TEST_DEVICE"
 device = "any"
@@ -368,7 +370,7 @@ async fn a_machine_that_only_paints_runs_denoisers_on_the_broker_of_another() {
         fs::remove_file(site.path("bin").join(missing)).expect("it is there");
     }
     let mut up = site.up_fleet(&format!(
-        "engine = \"replay\"\ntimes = \"none\"\nprefix = \"t\"\n[broker]\nurls = [\"{url}\"]\n\
+        "engine = \"replay\"\ntimes = \"times.json\"\nprefix = \"t\"\n[broker]\nurls = [\"{url}\"]\n\
          ack_wait_s = 60\n[denoisers]\ndevices = [7]\n"
     ));
     let mut told = BufReader::new(up.stdout.take().expect("it is piped")).lines();
@@ -402,6 +404,12 @@ async fn what_cannot_be_used_is_said_before_anything_starts() {
         "{}",
         said(&output)
     );
+
+    let output = end(site.up_fleet(&ONE_BROKEN.replace("times.json", "none"))).await;
+    assert_eq!(output.status.code(), Some(2));
+    let told = said(&output);
+    assert!(told.contains("`times`"), "{told}");
+    assert!(!told.contains("starting"), "{told}");
 
     fs::remove_file(site.path("bin/fresco-gateway")).expect("it is there");
     let output = end(site.up()).await;
@@ -533,6 +541,47 @@ async fn a_hung_child_is_ended_and_started_again() {
     .await;
     signal(&up, Signal::SIGTERM);
     assert!(said(&end(up).await).contains("hangs"));
+}
+
+/// Of `data`'s broker: how often it was asked whether it is well.
+async fn broker_asked(site: &Site) -> Option<u64> {
+    let port = fs::read_to_string(site.path("data/nats.monitor.port")).ok()?;
+    let varz = reqwest::get(format!("http://127.0.0.1:{port}/varz")).await;
+    let varz: serde_json::Value = varz.ok()?.json().await.ok()?;
+    varz["http_req_stats"]["/healthz"].as_u64()
+}
+
+#[tokio::test]
+async fn a_hung_broker_is_ended_and_started_again() {
+    let site = Site::new();
+    let (up, bus) = site.up_with_workers().await;
+    let broker = holders(&site.path("data/children.lock"));
+    let is_broker = |process: &Pid| {
+        let command = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains("nats.conf")
+    };
+    let broker = broker.into_iter().find(is_broker).expect("it runs");
+    // The workers are there: whatever is asked from now on is answered with yes.
+    let asked = broker_asked(&site).await.unwrap_or_default();
+    worker::until("it has said that it is well", || async {
+        (broker_asked(&site).await? > asked + 2).then_some(())
+    })
+    .await;
+    kill(broker, Signal::SIGSTOP).expect("it runs");
+    let frozen = Instant::now();
+    worker::until("it is gone", || async { gone(&broker).then_some(()) }).await;
+    println!("hung, and ended after {:?}", frozen.elapsed());
+    assert!(
+        frozen.elapsed() > Duration::from_secs(4),
+        "{:?}",
+        frozen.elapsed()
+    );
+    worker::until("both wait again", || async {
+        (bus.queues().await.ok()?.denoise.idle == 2).then_some(())
+    })
+    .await;
+    signal(&up, Signal::SIGTERM);
+    assert!(said(&end(up).await).contains("nats-server hangs"));
 }
 
 #[tokio::test]

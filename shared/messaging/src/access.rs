@@ -38,6 +38,15 @@ impl Access {
         }
     }
 
+    /// Looks at the files, for somebody who connects later.
+    ///
+    /// # Errors
+    ///
+    /// The one that [`Bus::connect`](crate::Bus::connect) would tell.
+    pub fn check(&self) -> Result<(), BusError> {
+        self.apply(ConnectOptions::new(), &[]).map(drop)
+    }
+
     /// `options` with this access, and the addresses without credentials: the client library reads none from an address,
     /// and what it does not have it cannot log.
     pub(crate) fn apply(

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use clap::builder::{PathBufValueParser, TypedValueParser as _};
+use clap::builder::{NonEmptyStringValueParser, PathBufValueParser, TypedValueParser as _};
 use protocol::{Prefix, limits::ATTEMPTS_MAX};
 
 use crate::{AdminKey, TraceArgs, address};
@@ -23,7 +23,9 @@ pub struct BusArgs {
         hide_env_values = true,
         value_name = "URL",
         default_value = "nats://127.0.0.1:4222",
-        value_delimiter = ','
+        value_delimiter = ',',
+        // An empty variable is no address, and would be tried for ever.
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub nats_urls: Vec<String>,
 
@@ -211,6 +213,20 @@ mod tests {
         let read = bus.get_arguments().chain(advertise).map(clap::Arg::get_env);
         let known = PLACE_VARIABLES.map(|name| Some(std::ffi::OsStr::new(name)));
         assert!(read.eq(known));
+    }
+
+    #[test]
+    fn an_empty_address_of_a_broker_is_refused() {
+        let parse = |urls: &str| {
+            let command = BusArgs::augment_args(clap::Command::new("x"));
+            let parsed = command.try_get_matches_from(["x", "--nats-url", urls]);
+            parsed.map(drop).map_err(|error| error.kind())
+        };
+        assert_eq!(parse("nats://a,nats://b"), Ok(()));
+        for empty in ["", ",", "nats://a,", "nats://a,,nats://b"] {
+            let refused = Err(clap::error::ErrorKind::InvalidValue);
+            assert_eq!(parse(empty), refused, "{empty:?}");
+        }
     }
 
     #[test]

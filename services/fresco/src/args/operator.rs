@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{
     Args, Subcommand,
-    builder::{PathBufValueParser, TypedValueParser},
+    builder::{NonEmptyStringValueParser, PathBufValueParser, TypedValueParser},
 };
 use messaging::Wanted;
 use protocol::{
@@ -261,7 +261,8 @@ pub struct WatchArgs {
         env = "FRESCO_SYSTEM_URL",
         hide_env_values = true,
         value_name = "URL",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub system_urls: Vec<String>,
 
@@ -294,7 +295,7 @@ impl fmt::Debug for WatchArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{Parser, error::ErrorKind};
 
     use crate::args::{Cli, Command, NatsCommand};
 
@@ -352,6 +353,24 @@ mod tests {
             };
             let wait = topology.options().ack_wait;
             assert_eq!(wait.as_secs(), seconds, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_address_is_refused() {
+        for flags in [
+            ["up", "--model", "m", "--nats-url"].as_slice(),
+            &["watch", "--system-url"],
+            &["workers", "--nats-url"],
+        ] {
+            let parse = |url| {
+                let all = ["fresco"].iter().chain(flags).chain([&url]);
+                Cli::try_parse_from(all)
+                    .map(drop)
+                    .map_err(|error| error.kind())
+            };
+            assert_eq!(parse("nats://h"), Ok(()), "{flags:?}");
+            assert_eq!(parse(""), Err(ErrorKind::InvalidValue), "{flags:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, Parser as _};
+use clap::{Args, Parser as _, builder::NonEmptyStringValueParser};
 use protocol::{
     Prefix,
     limits::{AR_DELAY_MS_MAX, AR_SLOTS_MAX},
@@ -87,6 +87,7 @@ pub struct UpArgs {
         long = "nats-url",
         value_name = "URL",
         value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new(),
         conflicts_with = "nats_server"
     )]
     pub nats_urls: Vec<String>,

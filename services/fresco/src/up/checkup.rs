@@ -15,7 +15,7 @@ use super::{
     ticks::Ticks,
 };
 
-/// How often a service is asked, and how long it may think: with three silences a hung one is ended after 6 s.
+/// How often a service or our broker is asked, and how long it may think: with three silences a hung one is ended after 6 s.
 pub(crate) const PERIOD: Duration = Duration::from_secs(2);
 
 /// Who asks.
@@ -89,9 +89,31 @@ impl Checkup {
 
 /// What is answered at `url`.
 pub(crate) async fn ask(client: &reqwest::Client, url: &str) -> Answer {
-    match client.get(url).send().await {
-        Ok(answer) if answer.status().is_success() => Answer::Yes,
-        Ok(_) => Answer::No,
-        Err(_) => Answer::Silence,
+    Answer::of(&client.get(url).send().await)
+}
+
+impl Answer {
+    /// What `response` says.
+    pub(crate) fn of(response: &reqwest::Result<reqwest::Response>) -> Self {
+        match response {
+            Ok(answer) if answer.status().is_success() => Self::Yes,
+            Ok(_) => Self::No,
+            Err(_) => Self::Silence,
+        }
+    }
+}
+
+/// Says yes so many times, and no from then on.
+#[cfg(test)]
+pub(crate) async fn falls_ill(listener: tokio::net::TcpListener, yes: usize) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    for status in std::iter::repeat_n(200, yes).chain(std::iter::repeat(503)) {
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        let read = stream.read(&mut [0; 4096]).await;
+        assert!(read.expect("who asks waits") > 0);
+        let answer =
+            format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        let written = stream.write_all(answer.as_bytes()).await;
+        written.expect("who asks waits");
     }
 }

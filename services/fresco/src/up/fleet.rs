@@ -18,11 +18,17 @@ use crate::args::{Engine, UpArgs};
 /// What services are told to take for an ordered stop: less than the supervisor waits before it kills.
 const GRACE_S: u64 = 3;
 
+/// What the broker is called.
+pub(crate) const BROKER: &str = "nats-server";
+
 /// What the gateway is called.
 pub(crate) const GATEWAY: &str = "gateway";
 
 /// What the AR-batcher is called.
 pub(crate) const AR_BATCHER: &str = "ar-batcher";
+
+/// What a denoiser is called, as a role.
+pub(crate) const DENOISER: &str = "denoiser";
 
 /// The services' common surroundings.
 #[derive(Debug)]
@@ -47,7 +53,7 @@ pub(crate) struct GatewayPlace {
 pub(crate) fn broker(program: PathBuf, config: &Path) -> ChildSpec {
     let arguments = vec!["--config".into(), config.into()];
     ChildSpec {
-        name: "nats-server".to_owned(),
+        name: BROKER.to_owned(),
         layer: Layer::Broker,
         program,
         arguments,
@@ -113,7 +119,7 @@ pub(crate) fn services(args: &UpArgs, site: &Site, surroundings: &Surroundings) 
     let batcher = site.ar_batcher.as_ref();
     let batcher = batcher.map(|pinned| service(pinned, AR_BATCHER, batcher_flags(args, &engine)));
     let denoisers = site.denoisers.iter();
-    let denoisers = denoisers.map(|pinned| service(pinned, "denoiser", engine.clone()));
+    let denoisers = denoisers.map(|pinned| service(pinned, DENOISER, engine.clone()));
     let servers = site.servers.iter().map(server);
     servers
         .chain(gateway)

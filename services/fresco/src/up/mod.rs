@@ -1,14 +1,16 @@
 //! `fresco up`: a whole deployment on one machine, from a broker to denoisers, started and stopped in order.
 //!
-//! `supervisor` decides, `run` carries out, `outside`, `checkup` and `servers` watch broker, services and SRT servers and tell
+//! `supervisor` decides, `run` carries out, `outside`, `broker`, `checkup` and `servers` watch broker, services and SRT servers and tell
 //! the supervisor; the rest is preparation. This file puts them together and talks to the user.
 
+mod broker;
 mod checkup;
 mod file;
 mod fleet;
 mod folder;
 mod loaded;
 mod log;
+mod named;
 mod nats_server;
 mod outside;
 mod prepared;
@@ -29,6 +31,7 @@ use service::{Hangup, Shutdown, exit::Failure};
 use tokio::sync::{mpsc, watch};
 
 use self::{
+    broker::Broker,
     checkup::Checkup,
     outside::Outside,
     prepared::Prepared,
@@ -66,6 +69,7 @@ pub async fn run(args: UpArgs) -> Result<(), Failure> {
             (args, site)
         }
     };
+    named::check(&args, &site)?;
     let prepared = Prepared::new(&args, &site).await?;
     let (roster, members) = watch::channel(roster::of(&prepared.children));
     let (deaths, died) = mpsc::channel(prepared.children.len());
@@ -146,6 +150,9 @@ fn look_after(
             watcher::keep_watching(&bus, &system.urls, &system.access, tell).await;
         }));
     }
+    if let Some(monitor) = prepared.monitor {
+        spawn(Box::pin(Broker::new(monitor, members, events).watch()));
+    }
     let checkup = Checkup {
         bus: bus.clone(),
         host: service::host::name(),
@@ -156,7 +163,7 @@ fn look_after(
     let services = members.borrow();
     for member in services
         .iter()
-        .filter(|member| member.layer != Layer::Server)
+        .filter(|member| !matches!(member.layer, Layer::Broker | Layer::Server))
     {
         spawn(Box::pin(checkup.clone().watch(member.id)));
     }

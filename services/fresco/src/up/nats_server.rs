@@ -124,26 +124,40 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// A port that stays the same over restarts, so that workers started by hand find the broker again; another one
-/// when someone else has taken it meanwhile.
-pub(crate) fn port(data: &Path) -> io::Result<u16> {
-    let file = data.join("nats.port");
-    let kept = fs::read_to_string(&file)
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
-    if let Some(port) = kept.filter(|port| *port != 0 && free(*port).is_ok()) {
-        return Ok(port);
-    }
-    let port = free(0)?;
-    fs::write(&file, port.to_string())?;
-    Ok(port)
+/// Where it listens on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ports {
+    pub(crate) clients: u16,
+    /// Of whoever asks whether it is well.
+    pub(crate) monitor: u16,
 }
 
-/// `port`, or any for 0, when it is free.
-fn free(port: u16) -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?
-        .local_addr()?
-        .port())
+/// Ports that stay the same over restarts, so that workers started by hand find the broker again; another one when
+/// someone else has taken it meanwhile.
+pub(crate) fn ports(data: &Path) -> io::Result<Ports> {
+    // While the first one is held: they must not be the same.
+    let clients = kept(&data.join("nats.port"))?;
+    let monitor = kept(&data.join("nats.monitor.port"))?;
+    Ok(Ports {
+        clients: clients.local_addr()?.port(),
+        monitor: monitor.local_addr()?.port(),
+    })
+}
+
+/// The port of `file`, held; any free one where it has none that is free.
+fn kept(file: &Path) -> io::Result<TcpListener> {
+    let hold = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+    let port = fs::read_to_string(file).ok();
+    let port = port.and_then(|text| text.trim().parse::<u16>().ok());
+    if let Some(held) = port
+        .filter(|port| *port != 0)
+        .and_then(|port| hold(port).ok())
+    {
+        return Ok(held);
+    }
+    let held = hold(0)?;
+    fs::write(file, held.local_addr()?.port().to_string())?;
+    Ok(held)
 }
 
 /// The user of the broker's system account.
@@ -172,13 +186,14 @@ pub(crate) fn system_password(data: &Path) -> io::Result<String> {
 }
 
 /// The configuration file. Figures are measured ones (ARCHITECTURE.md, "The bus").
-pub(crate) fn config(data: &Path, port: u16, system_password: &str) -> String {
+pub(crate) fn config(data: &Path, ports: Ports, system_password: &str) -> String {
     let mut text = String::from("# Written by `fresco up` at each start.\n");
     let mut line = |key: &str, value: &str| {
         writeln!(text, "{key}: {value}").expect("a String takes every text")
     };
     line("server_name", "fresco");
-    line("listen", &quoted(&format!("127.0.0.1:{port}")));
+    line("listen", &quoted(&format!("127.0.0.1:{}", ports.clients)));
+    line("http", &quoted(&format!("127.0.0.1:{}", ports.monitor)));
     // The largest picture is one message; a gateway may be some of them behind before it is cut off.
     line("max_payload", &PAYLOAD_BYTES_MAX.to_string());
     line("max_pending", "256MB");
@@ -221,6 +236,7 @@ mod tests {
 # Written by `fresco up` at each start.
 server_name: fresco
 listen: \"127.0.0.1:4333\"
+http: \"127.0.0.1:4334\"
 max_payload: 16777216
 max_pending: 256MB
 write_deadline: \"10s\"
@@ -229,7 +245,12 @@ ping_max: 2
 accounts { \"$SYS\": { users: [ { user: \"fresco-watch\", password: \"secret\", permissions: { publish: { deny: \">\" }, subscribe: { allow: [ \"$SYS.ACCOUNT.*.CONNECT\", \"$SYS.ACCOUNT.*.DISCONNECT\" ] } } } ] } }
 jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 256MB, max_file: 32GB }
 ";
-        assert_eq!(config(Path::new("/d/a \"b\""), 4333, "secret"), expected);
+        let ports = Ports {
+            clients: 4333,
+            monitor: 4334,
+        };
+        let written = config(Path::new("/d/a \"b\""), ports, "secret");
+        assert_eq!(written, expected);
     }
 
     #[test]
@@ -249,13 +270,21 @@ jetstream { store_dir: \"/d/a \\\"b\\\"/nats\", sync_interval: always, max_mem: 
     #[test]
     fn a_port_is_kept_until_someone_else_has_it() {
         let data = tempfile::tempdir().expect("a temporary folder");
-        let first = port(data.path()).expect("a free port");
-        assert_eq!(port(data.path()).expect("still free"), first);
-        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).expect("it was free");
-        let second = port(data.path()).expect("a free port");
-        assert_ne!(second, first);
+        let first = ports(data.path()).expect("free ports");
+        assert_ne!(first.clients, first.monitor);
+        assert_eq!(ports(data.path()).expect("still free"), first);
+        let take = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("it was free");
+        let taken = take(first.clients);
+        let second = ports(data.path()).expect("free ports");
+        assert_ne!(second.clients, first.clients);
+        assert_eq!(second.monitor, first.monitor, "nobody has taken it");
         drop(taken);
-        assert_eq!(port(data.path()).expect("still free"), second);
+        assert_eq!(ports(data.path()).expect("still free"), second);
+        let taken = take(second.monitor);
+        let third = ports(data.path()).expect("free ports");
+        assert_eq!(third.clients, second.clients, "nobody has taken it");
+        assert_ne!(third.monitor, second.monitor);
+        drop(taken);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use service::exit::Failure;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    cannot_write,
+    cannot_write, named,
     ready::{self, Probe},
     roster::Member,
     servers::Up,
@@ -69,8 +69,9 @@ impl Outside {
                 .is_err()
         {
             let urls = shown(&self.args.nats_urls);
+            let written = named::written(&self.args, "--nats-url", "broker.urls");
             return Err(Failure::Unusable(format!(
-                "--nats-url {urls}: no NATS server answers there that we believe and that lets us in"
+                "{written} {urls}: no NATS server answers there that we believe and that lets us in"
             )));
         }
         let topology = Topology::with(&self.args.prefix, self.args.times.options(self.replicas));
@@ -138,10 +139,26 @@ impl Outside {
             shown(&self.nats_urls)
         ));
         terminal::say(format_args!(
-            "  try it:  curl {url}/v1/images/generations -H 'content-type: application/json' -d '{{\"prompt\": \"a red fox\", \"size\": \"128x128\"}}'"
+            "  try it:  {}",
+            try_it(url, self.args.tenants.as_deref())
         ));
         Ok(())
     }
+}
+
+/// A request that the gateway at `url` answers with a picture; where it tells clients apart, by who has a key of theirs.
+fn try_it(url: &str, tenants: Option<&Path>) -> String {
+    let key = match tenants {
+        // Only its hash is known here.
+        Some(_) => "-H \"Authorization: Bearer $KEY\" ",
+        None => "",
+    };
+    let told = tenants.map_or_else(String::new, |file| {
+        format!("  # KEY: that of a client in {}", file.display())
+    });
+    format!(
+        "curl {url}/v1/images/generations {key}-H 'content-type: application/json' -d '{{\"prompt\": \"a red fox\", \"size\": \"128x128\"}}'{told}"
+    )
 }
 
 /// Where `listen` is reached from this machine.
@@ -163,4 +180,25 @@ fn write_whole(file: &Path, text: &str) -> io::Result<()> {
     let fresh = file.with_extension("part");
     fs::write(&fresh, text)?;
     fs::rename(fresh, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_to_try_brings_a_key_where_one_is_asked_for() {
+        let line = |tenants: Option<&str>| try_it("http://h:1", tenants.map(Path::new));
+        assert_eq!(
+            line(None),
+            "curl http://h:1/v1/images/generations -H 'content-type: application/json' \
+             -d '{\"prompt\": \"a red fox\", \"size\": \"128x128\"}'"
+        );
+        assert_eq!(
+            line(Some("/etc/t.toml")),
+            "curl http://h:1/v1/images/generations -H \"Authorization: Bearer $KEY\" \
+             -H 'content-type: application/json' -d '{\"prompt\": \"a red fox\", \"size\": \"128x128\"}'  \
+             # KEY: that of a client in /etc/t.toml"
+        );
+    }
 }

@@ -32,18 +32,14 @@ pub(crate) struct Prepared {
     pub(crate) nats_urls: Vec<String>,
     /// Of the broker that we start, or whose credential the fleet's file has.
     pub(crate) system: Option<SystemAccount>,
+    /// Where the broker that we start tells whether it is well.
+    pub(crate) monitor: Option<SocketAddr>,
     pub(crate) gateway: Option<GatewayPlace>,
     limits: Limits,
 }
 
 impl Prepared {
     pub(crate) async fn new(args: &UpArgs, site: &Site) -> Result<Self, Failure> {
-        if let Some(model) = &args.model
-            && !model.is_dir()
-        {
-            let text = format!("--model {}: no such folder", model.display());
-            return Err(Failure::Unusable(text));
-        }
         let fresco = std::env::current_exe().map_err(|error| Failure::failed(&error))?;
         let programs = match &args.bin_dir {
             Some(folder) => folder.clone(),
@@ -59,10 +55,12 @@ impl Prepared {
         let mut children = Vec::new();
         let mut nats_urls = args.nats_urls.clone();
         let mut system = SystemAccount::of(site, &nats_urls);
+        let mut monitor = None;
         if nats_urls.is_empty() {
             let broker = embedded_broker(args, &fresco, folder.path()).await?;
             children.push(broker.child);
             nats_urls.push(broker.url);
+            monitor = Some(broker.monitor);
             system = Some(SystemAccount {
                 urls: vec![broker.system_url],
                 access: Access::default(),
@@ -91,6 +89,7 @@ impl Prepared {
             children,
             nats_urls: surroundings.nats_urls,
             system,
+            monitor,
             gateway,
             limits: site.limits,
         };
@@ -164,6 +163,8 @@ struct Broker {
     url: String,
     /// With the credentials of its system account.
     system_url: String,
+    /// Where it tells whether it is well.
+    monitor: SocketAddr,
 }
 
 async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Broker, Failure> {
@@ -186,16 +187,17 @@ async fn embedded_broker(args: &UpArgs, fresco: &Path, data: &Path) -> Result<Br
     let program = nats_server::find(&places)
         .await
         .map_err(|error| Failure::unusable(&error))?;
-    let port = nats_server::port(data).map_err(|error| Failure::failed(&error))?;
+    let ports = nats_server::ports(data).map_err(|error| Failure::failed(&error))?;
     let password = nats_server::system_password(data).map_err(|error| Failure::failed(&error))?;
     let config = data.join("nats.conf");
-    write_secret(&config, &nats_server::config(data, port, &password))
+    write_secret(&config, &nats_server::config(data, ports, &password))
         .map_err(|error| cannot_write(&config, &error))?;
-    let user = nats_server::SYSTEM_USER;
+    let (user, port) = (nats_server::SYSTEM_USER, ports.clients);
     Ok(Broker {
         child: fleet::broker(program, &config),
         url: format!("nats://127.0.0.1:{port}"),
         system_url: format!("nats://{user}:{password}@127.0.0.1:{port}"),
+        monitor: SocketAddr::from((Ipv4Addr::LOCALHOST, ports.monitor)),
     })
 }
 

@@ -1,4 +1,4 @@
-//! The processes of servers and services as they come and go: written from the supervisor's reports, read by whoever looks after
+//! The processes of broker, servers and services as they come and go: written from the supervisor's reports, read by whoever looks after
 //! them from outside.
 
 use protocol::{WorkerPresence, WorkerState};
@@ -8,7 +8,7 @@ use super::{
     supervisor::{ChildId, Layer},
 };
 
-/// A server or service and, while it runs, its process.
+/// A broker, server or service and, while it runs, its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     /// For the supervisor.
@@ -48,20 +48,18 @@ pub(crate) fn running(members: &[Member], name: &str) -> Option<(ChildId, u32)> 
     Some((member.id, member.process?))
 }
 
-/// All of `children` but the broker.
+/// All of `children`.
 pub(crate) fn of(children: &[ChildSpec]) -> Vec<Member> {
-    let services = children.iter().enumerate();
-    let services = services.filter(|(_, child)| child.layer != Layer::Broker);
     let member = |(index, child): (usize, &ChildSpec)| Member {
         id: ChildId(index),
         name: child.name.clone(),
         layer: child.layer,
         process: None,
     };
-    services.map(member).collect()
+    children.iter().enumerate().map(member).collect()
 }
 
-/// Takes note of `report`; says which process has ended.
+/// Takes note of `report`; says which process has ended that may have held something.
 pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Option<u32> {
     let member = members.iter_mut().find(|member| member.id == id)?;
     match report {
@@ -69,7 +67,10 @@ pub(crate) fn note(members: &mut [Member], id: ChildId, report: &Report) -> Opti
             member.process = Some(*process);
             None
         }
-        Report::Died(..) | Report::Ended(..) | Report::GaveUp(..) => member.process.take(),
+        Report::Died(..) | Report::Ended(..) | Report::GaveUp(..) => {
+            let ended = member.process.take();
+            ended.filter(|_| member.layer != Layer::Broker)
+        }
         Report::Hangs | Report::HangsLoading | Report::Left => None,
     }
 }
@@ -135,7 +136,7 @@ mod tests {
             child("denoiser-0", Layer::Service),
         ]);
         let ids: Vec<_> = members.iter().map(|member| member.id.0).collect();
-        assert_eq!(ids, [1, 2]);
+        assert_eq!(ids, [0, 1, 2]);
         let died = || Report::Died(Exit::Signal(9), Duration::ZERO, None);
         let table = [
             (2, Report::Started(70), None),
@@ -144,6 +145,7 @@ mod tests {
             (2, Report::Started(71), None),
             (2, Report::Hangs, None),
             (2, Report::HangsLoading, None),
+            // A broker holds nothing that another could give back.
             (0, Report::Started(5), None),
             (0, died(), None),
             (2, Report::GaveUp(Exit::Code(2), None), Some(71)),

@@ -108,27 +108,10 @@ impl Servers {
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpListener,
-        time::timeout,
-    };
+    use tokio::{net::TcpListener, time::timeout};
 
     use super::*;
-    use crate::up::{site::Pinned, supervisor::Layer};
-
-    /// Says yes once, and no from then on.
-    async fn falls_ill(listener: TcpListener) {
-        for status in std::iter::once(200).chain(std::iter::repeat(503)) {
-            let (mut stream, _) = listener.accept().await.expect("a connection");
-            let read = stream.read(&mut [0; 4096]).await;
-            assert!(read.expect("who asks waits") > 0);
-            let answer =
-                format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-            let written = stream.write_all(answer.as_bytes()).await;
-            written.expect("who asks waits");
-        }
-    }
+    use crate::up::{checkup::falls_ill, site::Pinned, supervisor::Layer};
 
     #[tokio::test]
     async fn a_server_that_was_up_and_says_no_for_too_long_hangs() {
@@ -161,7 +144,7 @@ mod tests {
         tokio::select! {
             () = heard => {}
             () = servers.watch() => panic!("nobody looks after it"),
-            () = falls_ill(listener) => panic!("it ended"),
+            () = falls_ill(listener, 1) => panic!("it ended"),
         }
     }
 }

@@ -37,6 +37,12 @@ pub(super) fn check(file: &FleetFile) -> Result<(), String> {
     if !matches!(file.broker.replicas, None | Some(1 | 3 | 5)) {
         return Err("`broker.replicas` is not 1, 3 or 5".to_owned());
     }
+    if file.broker.urls.is_empty() && file.broker.replicas.is_some_and(|copies| copies > 1) {
+        return Err(
+            "`broker.replicas` needs as many servers: without `broker.urls` there is one"
+                .to_owned(),
+        );
+    }
     check_numbers(file)
 }
 
@@ -77,7 +83,9 @@ fn check_tables(file: &FleetFile) -> Result<(), String> {
 fn check_devices(file: &FleetFile) -> Result<(), String> {
     if file.loads_a_model() && file.pin.is_none() {
         return Err(
-            "`pin` is missing: every worker would have the same device, the CPU".to_owned(),
+            "`pin` is missing: it says how a worker is kept to its device, such as variable = \"CUDA_VISIBLE_DEVICES\", \
+             device = \"cuda:0\"; on a machine with a CPU alone, device = \"cpu\" with the same variable"
+                .to_owned(),
         );
     }
     let ar = file.ar.as_ref().map(|ar| ar.devices.len());
@@ -114,6 +122,9 @@ fn check_addresses(file: &FleetFile) -> Result<(), String> {
     } = &file.broker;
     if urls.is_empty() && (credentials.is_some() || ca.is_some()) {
         return Err("`broker.credentials` and `broker.ca` go with `broker.urls`".to_owned());
+    }
+    if urls.iter().any(String::is_empty) {
+        return Err("`broker.urls` has an empty one".to_owned());
     }
     // They would be in command lines and units, which everybody on the machine can read.
     if urls.iter().any(|url| url.contains('@')) {

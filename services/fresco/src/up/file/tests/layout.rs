@@ -176,7 +176,9 @@ fn a_model_has_the_devices_that_the_file_says_and_no_others() {
     };
     assert_eq!(native("nothing"), Ok(()));
     for (changed, name) in [
+        // With what to write where there is a CPU alone.
         ("no pin", "`pin`"),
+        ("no pin", "device = \"cpu\""),
         ("no device", "`ar.devices`"),
         ("two devices", "`ar.devices`"),
         ("faults", "`faults`"),

@@ -54,6 +54,16 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ),
     (
         "devices = [2, 3]",
+        "devices = [2, 3]\n[broker]\nreplicas = 3",
+        "`broker.replicas` needs",
+    ),
+    (
+        "devices = [2, 3]",
+        "devices = [2, 3]\n[broker]\nurls = [\"\"]",
+        "`broker.urls`",
+    ),
+    (
+        "devices = [2, 3]",
         "devices = [2, 3]\ncolour = 1",
         "line 10, column 1: unknown field, expected `devices`",
     ),
