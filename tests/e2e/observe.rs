@@ -12,8 +12,12 @@ use integration::{
 };
 
 /// Queries that have nothing in the scenario, each with its panel and a part of it: replay has no prior tokens to look for in
-/// a cache, and no tensors. No other may be empty.
-const EMPTY: [(&str, &str); 3] = [
+/// a cache, no device that writes them, and no tensors. No other may be empty.
+const EMPTY: [(&str, &str); 4] = [
+    (
+        "workers.json: AR device busy",
+        "fresco_ar_device_busy_seconds_total",
+    ),
     (
         "pipeline.json: Prior cache",
         "fresco_prior_cache_hits_total",

@@ -181,6 +181,19 @@ fn urgent(number: u64, prompt: &str) -> Value {
 /// Everything that goes wrong in a fleet's life, once.
 async fn trouble(fleet: &mut Fleet, prometheus: &Prometheus) {
     let api = Api::new(&fleet.gateway);
+    // First: what a denoiser counted since its last scrape goes with it, and a new one tells of nothing before its first.
+    let alive = prometheus.now(r#"count(up{job="fresco"} == 1)"#).await[0].values[0];
+    replace_a_painting_denoiser(fleet).await;
+    prometheus.watch(&fleet.bus, &ROLES).await;
+    until(
+        "the lost one is missed and its substitute is scraped",
+        || async {
+            let (lost, there) = (r#"up{job="fresco"} == 0"#, r#"up{job="fresco"} == 1"#);
+            let query = format!("count({lost}) >= 1 and count({there}) >= {alive}");
+            (!prometheus.now(&query).await.is_empty()).then_some(())
+        },
+    )
+    .await;
     // An output that every engine fails at: three attempts, then a dead letter.
     fleet.script(&[Rule {
         prompt_contains: "poison".to_owned(),
@@ -207,8 +220,6 @@ async fn trouble(fleet: &mut Fleet, prometheus: &Prometheus) {
     late["timeout_s"] = json!(1);
     late["num_inference_steps"] = json!(100);
     let late = api.submit(&late).await;
-    replace_a_painting_denoiser(fleet).await;
-    prometheus.watch(&fleet.bus, &ROLES).await;
     refusals(fleet, &api).await;
     for job in [poisoned, long, late] {
         api.until_ended(&job).await;
