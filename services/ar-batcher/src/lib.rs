@@ -200,6 +200,7 @@ pub async fn run(
     let member = Arc::new(joined.map_err(|error| Failure::failed(&error))?);
     let queues = open_queues(&member, shutdown).await?;
     health.set_ready();
+    health.end_with(shutdown);
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     counters.has_slots(limits.slots.iter().sum());

@@ -135,6 +135,7 @@ pub async fn run(
     let queue = member.open(consumer, &shutdown.tracker).await;
     let queue = queue.map_err(|error| Failure::failed(&error))?;
     health.set_ready();
+    health.end_with(shutdown);
     let broker = health.clone();
     member.on_connection(&shutdown.tracker, move |up| broker.set_connected(up));
     measure(&metrics, &member, process, counters.clone());

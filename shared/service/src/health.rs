@@ -81,6 +81,15 @@ impl Health {
             .send_replace(Readiness::NotReady(reason.into()));
     }
 
+    /// It takes no work from the moment it is told to stop, although it still answers.
+    pub fn end_with(&self, shutdown: &Shutdown) {
+        let (told, health) = (shutdown.token.clone(), self.clone());
+        shutdown.tracker.spawn(async move {
+            told.cancelled().await;
+            health.set_not_ready("stopping");
+        });
+    }
+
     /// It takes no work for this reason; or takes work again.
     pub fn set_quarantine(&self, reason: Option<&str>) {
         match reason {
@@ -197,6 +206,19 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn who_is_told_to_stop_takes_no_work() {
+        let (health, shutdown) = (Health::new(), Shutdown::default());
+        health.set_ready();
+        health.end_with(&shutdown);
+        assert_eq!(health.snapshot(), Readiness::Ready);
+        shutdown.token.cancel();
+        shutdown.tracker.close();
+        shutdown.tracker.wait().await;
+        let stopping = Readiness::NotReady("stopping".to_owned());
+        assert_eq!(health.snapshot(), stopping);
+    }
 
     #[test]
     fn a_process_is_as_ready_as_what_it_needs() {
