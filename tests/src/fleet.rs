@@ -3,21 +3,18 @@
 mod counters;
 mod ending;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, path::Path, time::Duration};
 
 use messaging::Bus;
-use protocol::{OutputId, Role, WorkerPresence, WorkerState, limits::ACK_WAIT};
-use replay::{ArTimes, DenoiseTimes, Rule, Table};
+use protocol::{OutputId, Role, WorkerPresence, WorkerState};
+use replay::{Rule, Table};
 use tempfile::TempDir;
 
-use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process, tiny_model};
+use crate::{api::Api, binary, brokers::Brokers, cluster, http, process::Process};
 
 mod flags;
 mod logs;
+mod size;
 mod waiting;
 mod watched;
 
@@ -25,54 +22,12 @@ use self::flags::{ar_engine_flags, engine_flags, write_faults};
 
 pub use self::{
     ending::END_WITHIN,
+    size::{Engine, QUICK, REPLAY_ACK_WAIT, Size},
     waiting::{until, until_up},
 };
 
 /// Starting processes, loading models: generous, because a loaded machine is not a failure.
 pub const START_WITHIN: Duration = Duration::from_secs(60);
-
-/// The ack deadline of [`Fleet::replay`].
-pub const REPLAY_ACK_WAIT: Duration = Duration::from_secs(3);
-
-/// Engines that only just take a time.
-pub const QUICK: Table = Table {
-    ar: ArTimes::new(&[(1, 5.0)], 254),
-    denoise: DenoiseTimes {
-        step_ms: 5.0,
-        decode_ms: 2.0,
-    },
-};
-
-/// Who writes and paints.
-#[derive(Debug, Clone)]
-pub enum Engine {
-    /// This checkpoint on libtorch.
-    Model(PathBuf),
-    /// The replay engines with these times, and with the faults of [`Fleet::script`].
-    Replay(Table),
-    /// As [`Engine::Replay`], but the AR-batcher asks SRT servers and tokenizes with the tiny checkpoint.
-    Srt {
-        /// Their URLs.
-        urls: Vec<String>,
-        /// Of the denoisers.
-        table: Table,
-    },
-}
-
-/// What a fleet is made of.
-#[derive(Debug, Clone)]
-pub struct Size {
-    /// Denoisers.
-    pub denoisers: usize,
-    /// The broker's deadline for a silent worker.
-    pub ack_wait: Duration,
-    /// Of every worker.
-    pub engine: Engine,
-    /// Flags of the AR-batcher besides.
-    pub ar_flags: &'static [&'static str],
-    /// Flags of every process besides, the gateway's too.
-    pub shell_flags: Vec<String>,
-}
 
 /// Whether equal requests share prior tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,18 +40,6 @@ enum PriorCache {
 
 /// Flags of an AR-batcher whose rows run together, as those of a native one do.
 pub const BATCHED: &[&str] = &["--admission", "batched"];
-
-impl Default for Size {
-    fn default() -> Self {
-        Self {
-            denoisers: 2,
-            ack_wait: ACK_WAIT,
-            engine: Engine::Model(tiny_model()),
-            ar_flags: &[],
-            shell_flags: Vec::new(),
-        }
-    }
-}
 
 /// A running deployment.
 pub struct Fleet {
@@ -124,7 +67,7 @@ impl Fleet {
         Self::start_with(size, &[]).await
     }
 
-    /// A replay fleet with an empty script. Its ack deadline is short, so that a lost worker does not cost 15 s.
+    /// A replay fleet with an empty script.
     pub async fn replay(denoisers: usize, table: Table) -> Self {
         Self::replay_with(denoisers, table, &[]).await
     }
@@ -136,39 +79,27 @@ impl Fleet {
         ar_flags: &'static [&'static str],
     ) -> Self {
         let size = Size {
-            denoisers,
-            ack_wait: REPLAY_ACK_WAIT,
-            engine: Engine::Replay(table),
             ar_flags,
-            ..Size::default()
+            ..Size::replay(denoisers, table)
         };
-        let fleet = Self::start(size).await;
-        fleet.script(&[]);
-        fleet
-    }
-
-    /// One denoiser, [`QUICK`] engines with an empty script, and these flags for every process besides, the gateway's too.
-    pub async fn quick(flags: &[&str]) -> Self {
-        let fleet = Self::start(Size {
-            denoisers: 1,
-            ack_wait: REPLAY_ACK_WAIT,
-            engine: Engine::Replay(QUICK),
-            shell_flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-            ..Size::default()
-        });
-        let fleet = fleet.await;
-        fleet.script(&[]);
-        fleet
+        Self::start_replay(size, &[]).await
     }
 
     /// The same with these flags for every worker besides.
     pub async fn replay_with(denoisers: usize, table: Table, flags: &[&str]) -> Self {
+        Self::start_replay(Size::replay(denoisers, table), flags).await
+    }
+
+    /// One denoiser, [`QUICK`] engines with an empty script, and these flags for every process besides, the gateway's too.
+    pub async fn quick(flags: &[&str]) -> Self {
         let size = Size {
-            denoisers,
-            ack_wait: REPLAY_ACK_WAIT,
-            engine: Engine::Replay(table),
-            ..Size::default()
+            shell_flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            ..Size::replay(1, QUICK)
         };
+        Self::start_replay(size, &[]).await
+    }
+
+    async fn start_replay(size: Size, flags: &[&str]) -> Self {
         let fleet = Self::start_with(size, flags).await;
         fleet.script(&[]);
         fleet

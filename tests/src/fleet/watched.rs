@@ -3,7 +3,7 @@
 
 use replay::Table;
 
-use super::{Engine, Fleet, REPLAY_ACK_WAIT, Size};
+use super::{Fleet, Size};
 use crate::{api::Api, otlp::Collector, process::Process, tenants::tenants_file};
 
 fn flags(collector: &Collector) -> [String; 6] {
@@ -17,16 +17,11 @@ fn flags(collector: &Collector) -> [String; 6] {
 impl Fleet {
     /// Three denoisers, on replay engines with an empty script.
     pub async fn watched(table: Table, collector: &Collector) -> Self {
-        let fleet = Self::start(Size {
-            denoisers: 3,
-            ack_wait: REPLAY_ACK_WAIT,
-            engine: Engine::Replay(table),
+        let size = Size {
             shell_flags: flags(collector).to_vec(),
-            ..Size::default()
-        });
-        let fleet = fleet.await;
-        fleet.script(&[]);
-        fleet
+            ..Size::replay(3, table)
+        };
+        Self::start_replay(size, &[]).await
     }
 
     /// One more gateway of it, for clients with a key.

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    checkup::PERIOD,
+    checkup::{PERIOD, client},
     fleet::BROKER,
     pulse::{Action, Answer, Pulse, Question},
     roster::{self, Member},
@@ -60,12 +60,7 @@ impl Broker {
 
     /// Looks after it until the supervisor is gone.
     pub(crate) async fn watch(self) {
-        // As `checkup` asks: no proxy, no kept connections.
-        let client = Client::builder()
-            .no_proxy()
-            .timeout(PERIOD)
-            .pool_max_idle_per_host(0);
-        let client = match client.build() {
+        let client = match client(PERIOD) {
             Ok(client) => client,
             Err(error) => return tracing::error!(%error, "the broker is not looked after"),
         };

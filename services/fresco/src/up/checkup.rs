@@ -36,12 +36,7 @@ pub(crate) struct Checkup {
 impl Checkup {
     /// Looks after the service `id` until the supervisor is gone.
     pub(crate) async fn watch(self, id: ChildId) {
-        // No proxy: it is our own child on this machine. No kept connections: a thawed process would answer old ones.
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(PERIOD)
-            .pool_max_idle_per_host(0);
-        let client = match client.build() {
+        let client = match client(PERIOD) {
             Ok(client) => client,
             Err(error) => return tracing::error!(%error, "services are not looked after"),
         };
@@ -85,6 +80,16 @@ impl Checkup {
         let is_it = |worker: &protocol::WorkerPresence| roster::is(worker, &self.host, process);
         workers.find(is_it)?.health_address
     }
+}
+
+/// Who asks a child of ours, and waits so long for the answer. No proxy: it is on this machine. No kept connections: a thawed
+/// process would answer old ones.
+pub(crate) fn client(timeout: Duration) -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder()
+        .no_proxy()
+        .timeout(timeout)
+        .pool_max_idle_per_host(0)
+        .build()
 }
 
 /// What is answered at `url`.

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    checkup::{PERIOD, ask},
+    checkup::{PERIOD, ask, client},
     pulse::{Action, Answer, Pulse},
     roster::{self, Member},
     site::Server,
@@ -65,12 +65,7 @@ impl Servers {
 
     /// Looks after all of them until the supervisor is gone.
     pub(crate) async fn watch(self) {
-        // As `checkup` asks: no proxy, no kept connections.
-        let client = Client::builder()
-            .no_proxy()
-            .timeout(HEALTH_TIMEOUT)
-            .pool_max_idle_per_host(0);
-        match client.build() {
+        match client(HEALTH_TIMEOUT) {
             Ok(client) => {
                 let each = self.servers.iter();
                 join_all(each.map(|server| self.look_after(server, &client))).await;
